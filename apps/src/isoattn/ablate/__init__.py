@@ -1,0 +1,1 @@
+"""Studies: one difference, paired, budgeted, registered beforehand."""

@@ -1,0 +1,1 @@
+"""The isoattn command: one folder an app."""

@@ -1,0 +1,177 @@
+"""The contract every attention of isoattn keeps: ``q, k, v -> o`` with declared capabilities.
+
+Shape suffixes: B batch, H query heads, G key/value heads (G divides H), N queries, M keys,
+D head dimension of q and k, E head dimension of v.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from isoattn.core.cost import Cost, Shape
+
+
+class UnsupportedAttention(NotImplementedError):
+    """A form (causal, cross, key mask, ...) that a mechanism cannot have, with the reason."""
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What an attention can do. The conformance suite is generated from this declaration.
+
+    Args:
+        bidirectional: every query may see every key.
+        causal: query i sees the keys j <= i.
+        cross: the number of queries may differ from the number of keys.
+        key_mask: padded keys can be excluded exactly.
+        state: a constant-size recurrent state exists (``step``).
+        stochastic: outputs depend on random draws owned by the module.
+        mixes: ``"tokens"`` where o is linear in v with an N x M matrix, ``"channels"`` where the
+            mixing matrix is D x D (no token matrix exists), ``"nothing"`` where no token sees another.
+        double_backward: second derivatives exist; where False they raise.
+    """
+
+    bidirectional: bool = True
+    causal: bool = False
+    cross: bool = False
+    key_mask: bool = True
+    state: bool = False
+    stochastic: bool = False
+    mixes: Literal["tokens", "channels", "nothing"] = "tokens"
+    double_backward: bool = True
+
+
+class Attention(nn.Module, ABC):
+    """An attention core: q, k, v -> o. No projections, no norm, no residual.
+
+    A subclass sets ``capability``, gives a reason in ``unsupported`` for each form it lacks, and
+    implements :meth:`_attend` and :meth:`cost`. The first two constructor parameters are always
+    ``heads`` and ``head_dim``; all options are keyword-only and typed, none is ignored.
+
+    Rules that hold for every member, and that ``isoattn.core.testing`` checks: a masked key has
+    exactly no influence, even where it holds NaN; a query without any key gives 0 with zero
+    gradient; samples of a batch do not see each other; reductions accumulate in float32 at least;
+    torch's global generator is neither read nor written.
+
+    Args:
+        heads: number of query heads H.
+        head_dim: dimension D of a query or key head.
+
+    Raises:
+        ValueError: a size below 1.
+    """
+
+    capability: ClassVar[Capability]
+    unsupported: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, heads: int, head_dim: int) -> None:
+        super().__init__()
+        if heads < 1 or head_dim < 1:
+            raise ValueError(
+                f"{type(self).__name__} needs heads >= 1 and head_dim >= 1, "
+                f"got heads={heads}, head_dim={head_dim}"
+            )
+        self.heads = heads
+        self.head_dim = head_dim
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """Attend.
+
+        Args:
+            q: queries (B, H, N, D).
+            k: keys (B, G, M, D); G divides H, each key head serves H / G query heads.
+            v: values (B, G, M, E), any E.
+            key_mask: bool (B, M), True = keep. ``None`` keeps all.
+            causal: query i sees keys j <= i only.
+
+        Returns:
+            (B, H, N, E) in the dtype of v.
+
+        Raises:
+            UnsupportedAttention: the form is not defined for this mechanism; says why.
+            ValueError: shapes or dtypes that do not fit; names them.
+        """
+        self._check(q, k, v, key_mask, causal)
+        return self._attend(q, k, v, key_mask, causal)
+
+    @abstractmethod
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool
+    ) -> Tensor:
+        """The mechanism itself, on checked inputs (same arguments as :meth:`forward`)."""
+
+    @abstractmethod
+    def cost(self, shape: Shape, *, causal: bool = False) -> Cost:
+        """FLOPs and bytes of one call in closed form, for the unfused (math) path."""
+
+    def matrix(
+        self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        """The implied mixing matrix (B, H, N, M): the output for v = I.
+
+        Raises:
+            UnsupportedAttention: the mechanism mixes channels, so no such matrix exists.
+        """
+        if self.capability.mixes == "channels":
+            raise UnsupportedAttention(
+                f"{type(self).__name__} mixes channels: it has no matrix over tokens. "
+                "Use channel_matrix(q, k)."
+            )
+        batch, groups, keys, _ = k.shape
+        identity = torch.eye(keys, dtype=k.dtype, device=k.device)
+        return self(
+            q, k, identity.expand(batch, groups, keys, keys), key_mask=key_mask, causal=causal
+        )
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, head_dim={self.head_dim}"
+
+    def _refuse(self, form: str, wording: str) -> None:
+        reason = self.unsupported.get(form, "not defined for this mechanism")
+        raise UnsupportedAttention(f"{type(self).__name__} has no {wording}: {reason}")
+
+    def _check(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool
+    ) -> None:
+        name = type(self).__name__
+        shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+        if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
+            raise ValueError(f"{name} takes q, k, v as (batch, heads, tokens, dim), got {shapes}")
+        if q.shape[1] != self.heads or q.shape[3] != self.head_dim or k.shape[3] != self.head_dim:
+            raise ValueError(
+                f"{name}(heads={self.heads}, head_dim={self.head_dim}) does not fit {shapes}. "
+                "Layout is (batch, heads, tokens, dim)."
+            )
+        if k.shape[:3] != v.shape[:3] or k.shape[0] != q.shape[0] or self.heads % k.shape[1]:
+            raise ValueError(
+                f"{name}: k and v must agree in batch, heads and tokens, share q's batch, and "
+                f"have a number of heads that divides {self.heads}; got {shapes}"
+            )
+        if key_mask is not None:
+            if not self.capability.key_mask:
+                self._refuse("key_mask", "key mask")
+            if key_mask.dtype != torch.bool or key_mask.shape != (k.shape[0], k.shape[2]):
+                raise ValueError(
+                    f"{name}: key_mask must be bool (batch, keys) = ({k.shape[0]}, {k.shape[2]}), "
+                    f"True = keep; got {key_mask.dtype} {tuple(key_mask.shape)}"
+                )
+        if causal and not self.capability.causal:
+            self._refuse("causal", "causal form")
+        if not causal and not self.capability.bidirectional:
+            self._refuse("bidirectional", "bidirectional form")
+        if q.shape[2] != k.shape[2] and not self.capability.cross:
+            self._refuse("cross", "cross form")

@@ -1,0 +1,63 @@
+"""Cost model: the shape of one attention call, and its FLOPs and bytes in closed form.
+
+FLOPs count a multiply-add as two and matrix products only, which is the convention of
+``torch.utils.flop_counter``; softmax, exponentials and norms are left out, as they are there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of one call.
+
+    Args:
+        batch: B.
+        heads: H.
+        queries: N.
+        keys: M.
+        head_dim: D of q and k.
+        value_dim: E of v.
+        itemsize: bytes of one element (4 for float32).
+    """
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    head_dim: int
+    value_dim: int
+    itemsize: int = 4
+
+    @classmethod
+    def square(
+        cls, batch: int, heads: int, tokens: int, head_dim: int, *, itemsize: int = 4
+    ) -> Shape:
+        """Self-attention: as many queries as keys, values as wide as keys."""
+        return cls(batch, heads, tokens, tokens, head_dim, head_dim, itemsize)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one call costs.
+
+    Args:
+        forward_flops: of the forward pass.
+        backward_flops: of the backward pass alone.
+        min_bytes: inputs read once and the output written once.
+        saved_bytes: kept between forward and backward by the plain autograd path.
+        state_bytes: of the recurrent state after one token, 0 where there is none.
+    """
+
+    forward_flops: int
+    backward_flops: int
+    min_bytes: int
+    saved_bytes: int
+    state_bytes: int = 0
+
+    @property
+    def flops(self) -> int:
+        """Forward plus backward."""
+        return self.forward_flops + self.backward_flops

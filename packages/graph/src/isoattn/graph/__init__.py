@@ -1,0 +1,1 @@
+"""NodeFormer and its node tasks."""

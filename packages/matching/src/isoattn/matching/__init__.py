@@ -1,0 +1,1 @@
+"""LoFTR-style matching of image pairs."""

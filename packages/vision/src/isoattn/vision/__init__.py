@@ -1,0 +1,1 @@
+"""Image classifiers with a swappable attention."""

@@ -1,0 +1,1 @@
+"""Whole-slide images: slides, tiles, features, bags, TransMIL."""
