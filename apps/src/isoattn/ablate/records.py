@@ -1,0 +1,110 @@
+"""What a finished cell leaves behind, as the statistics and the report read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One training run of a study.
+
+    Args:
+        cell: id: a readable prefix and the hash of the resolved config.
+        arm: name of the arm.
+        levels: factor -> level.
+        learning_rate: peak rate of this run.
+        seed: its seed.
+        stage: ``search`` runs are scored on validation only, ``confirm`` runs on test, once.
+        status: ``done``; ``diverged`` (a non-finite value stopped it: counts as the worst result,
+            is never dropped); ``failed`` (crashed on every attempt: listed, blocks the verdict).
+        metrics: ``val/accuracy`` (selected checkpoint) and, for confirm runs, ``test/accuracy``,
+            ``test/accuracy_replaced`` (same weights, the attention replaced by ``replaced_by``).
+        replaced_by: name of the attention used for ``*_replaced``.
+        curve: per epoch: {"epoch": ..., "val/accuracy": ..., "train/loss": ...}.
+        batch_hashes: one hash an epoch over ids and augmented tensors.
+        init_hash: hash of the initial values of all weights outside the attention cores.
+        parameters: number of trainable parameters.
+        attention_parameters: of them inside the attention cores.
+        seconds: wall-clock time of training.
+        attempts: how often it was started.
+        predictions: npz with ``index``, ``label``, ``predicted`` of the test items, or None.
+        error: last line of the error of a diverged or failed cell.
+        folder: the run folder.
+    """
+
+    cell: str
+    arm: str
+    levels: dict[str, str]
+    learning_rate: float
+    seed: int
+    stage: Literal["search", "confirm"]
+    status: Literal["done", "diverged", "failed"]
+    metrics: dict[str, float] = field(default_factory=dict)
+    replaced_by: str | None = None
+    curve: list[dict[str, float]] = field(default_factory=list)
+    batch_hashes: list[str] = field(default_factory=list)
+    init_hash: str = ""
+    parameters: int = 0
+    attention_parameters: int = 0
+    seconds: float = 0.0
+    attempts: int = 1
+    predictions: Path | None = None
+    error: str = ""
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class ArmCost:
+    """Cost of one training step and of the forward pass, per arm and factor level (P9).
+
+    Args:
+        arm: name of the arm.
+        levels: factor -> level.
+        forward_flops: of the whole network for one sample, by closed forms and counter.
+        attention_flops: the part of the attention cores.
+        step_ms: median milliseconds of forward + backward + optimiser step.
+        step_ms_iqr: interquartile range of it.
+        forward_ms: median milliseconds of the forward pass.
+        peak_mib: peak resident memory above the idle process, of a child that runs training steps.
+        batch: samples a step.
+        note: such as ``fused`` or ``math`` path of softmax.
+    """
+
+    arm: str
+    levels: dict[str, str]
+    forward_flops: int
+    attention_flops: int
+    step_ms: float
+    step_ms_iqr: float
+    forward_ms: float
+    peak_mib: float
+    batch: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """All that a report is made of.
+
+    Args:
+        cells: every cell, whatever its status.
+        costs: cost table, may be empty.
+        baselines: simple references of the domain, name -> test score (``1-NN on pixels``: 0.934).
+        environment: versions, device, threads, commit, command.
+        deviations: what differs from the registered study, one line each; empty = registered.
+        rates_tried: the learning rates run, including extensions of the grid.
+        unfinished: cells that are planned and not yet there.
+        gate_failures: conformance laws that failed, per arm (P4).
+    """
+
+    cells: list[CellResult]
+    costs: list[ArmCost] = field(default_factory=list)
+    baselines: dict[str, float] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    deviations: list[str] = field(default_factory=list)
+    rates_tried: tuple[float, ...] = ()
+    unfinished: int = 0
+    gate_failures: list[str] = field(default_factory=list)
