@@ -1,0 +1,75 @@
+"""Files that appear whole or not at all, so that a reader never sees half a report."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from isoattn.ablate.records import CellResult
+from isoattn.ablate.study import Study
+
+
+def write_atomic(path: Path, text: str) -> Path:
+    """Write UTF-8 text beside ``path`` and rename it into place; returns ``path``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        # mkstemp makes a file for the owner only; a report is for everybody the umask allows.
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    return path
+
+
+def cells_csv(study: Study, cells: Iterable[CellResult]) -> str:
+    """Every cell, whatever its status, one line each; metrics at full precision."""
+    ordered = in_study_order(study, cells)
+    factors = list(study.factors)
+    metrics = sorted({name for cell in ordered for name in cell.metrics})
+    head = ["cell", "stage", "status", "arm", *factors, "learning_rate", "seed", *metrics]
+    tail = ["replaced_by", "parameters", "attention_parameters", "epochs", "init_hash"]
+    timing = ["seconds", "attempts", "error"]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*head, *tail, *timing])
+    for cell in ordered:
+        writer.writerow(
+            [
+                *(cell.cell, cell.stage, cell.status, cell.arm),
+                *(cell.levels.get(factor, "") for factor in factors),
+                *(repr(cell.learning_rate), cell.seed),
+                *(repr(cell.metrics[m]) if m in cell.metrics else "" for m in metrics),
+                *(cell.replaced_by or "", cell.parameters, cell.attention_parameters),
+                *(len(cell.curve), cell.init_hash),
+                *(f"{cell.seconds:.3f}", cell.attempts, cell.error),
+            ]
+        )
+    return out.getvalue()
+
+
+def in_study_order(study: Study, cells: Iterable[CellResult]) -> list[CellResult]:
+    """Cells by stage, level set, arm, rate and seed: the order in which they came plays no part."""
+    arms = {arm: i for i, arm in enumerate(study.arms)}
+    ranks = {f: {lv: i for i, lv in enumerate(levels)} for f, levels in study.factors.items()}
+
+    def rank(cell: CellResult) -> Sequence[object]:
+        levels = tuple(ranks[f].get(cell.levels.get(f, ""), len(ranks[f])) for f in ranks)
+        arm = arms.get(cell.arm, len(arms))
+        return cell.stage == "confirm", levels, arm, cell.learning_rate, cell.seed, cell.cell
+
+    return sorted(cells, key=rank)  # type: ignore[arg-type]

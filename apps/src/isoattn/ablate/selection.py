@@ -1,0 +1,240 @@
+"""Each arm's own learning rate, chosen on validation from the same grid (P5 of the protocol)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from isoattn.ablate.records import CellResult
+from isoattn.ablate.study import Metric, Study, level_name
+
+Side = Literal["low", "high"]
+ArmLevel = tuple[str, str]
+"""(arm, level name); the level name is ``all`` where a study has no factor."""
+
+
+@dataclass(frozen=True)
+class RatePoint:
+    """The search runs of one arm and level set at one rate.
+
+    Args:
+        rate: the learning rate.
+        mean: mean validation metric over the seeds, diverged runs counted as the worst result.
+        values: seed -> validation metric as it was counted.
+        diverged: seeds whose run diverged.
+        failed: seeds whose run crashed: no value, not part of the mean.
+    """
+
+    rate: float
+    mean: float
+    values: dict[int, float]
+    diverged: tuple[int, ...] = ()
+    failed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The learning rate of one arm and level set, and how it was found.
+
+    Args:
+        arm: name of the arm.
+        level: level name.
+        rate: the chosen rate.
+        score: mean validation metric there; None where a single rate skipped the search.
+        curve: every rate tried, ascending.
+        edge: the side of the grid at which the best rate lies, else None.
+        flat: all rates are within the margin of each other: the rate does not matter here.
+        window: smallest and largest rate of the unbroken run of rates around the chosen one whose
+            mean is within the margin of the best.
+        shared_rate: the rate that is best on average over the arms of this level set.
+        shared_score: this arm's mean validation metric at the shared rate.
+    """
+
+    arm: str
+    level: str
+    rate: float
+    score: float | None
+    curve: tuple[RatePoint, ...]
+    edge: Side | None
+    flat: bool
+    window: tuple[float, float]
+    shared_rate: float
+    shared_score: float | None
+
+    @property
+    def window_decades(self) -> float:
+        """Width of the window in decades of the learning rate; 0 = only the chosen rate."""
+        return math.log10(self.window[1] / self.window[0])
+
+
+def chosen_rates(
+    study: Study, cells: Iterable[CellResult], rates: Sequence[float]
+) -> dict[ArmLevel, Choice]:
+    """The learning rate of every (arm, level name), from the search cells.
+
+    The best mean validation metric over the search seeds wins, ties go to the smaller rate. Rates
+    that lack a seed (crashed or not yet run) are passed over as long as a complete one exists.
+    A study with one rate has nothing to search: every arm gets that rate.
+
+    Args:
+        study: the study.
+        cells: any cells; those of stage ``search`` at one of ``rates`` count.
+        rates: the grid as run, extensions included.
+
+    Returns:
+        A choice per arm and level set; a pair without a single usable search run is left out.
+    """
+    grid = sorted(set(rates)) or sorted(set(study.search.values))
+    curves = _curves(study, cells, grid)
+    if len(grid) == 1:
+        return {key: _only(key, grid[0], curve) for key, curve in curves.items()}
+    chosen: dict[ArmLevel, Choice] = {}
+    for level in map(level_name, study.level_sets):
+        usable = {arm: c for arm in study.arms if _candidates(c := curves[arm, level])}
+        shared = _shared_rate(study, usable)
+        for arm, curve in usable.items():
+            chosen[arm, level] = _choose(study.metric, (arm, level), curve, shared)
+    return chosen
+
+
+def edges(study: Study, cells: Iterable[CellResult], rates: Sequence[float]) -> set[Side]:
+    """The sides on which the grid must grow, for all arms, because some arm's best lies there.
+
+    An arm whose curve is flat within the margin asks for nothing: no rate is better than another.
+    The caller bounds the number of extensions (``study.search.extend``).
+    """
+    choices = chosen_rates(study, cells, rates).values()
+    return {choice.edge for choice in choices if choice.edge is not None}
+
+
+def next_rates(rates: Sequence[float], side: Side | Collection[Side]) -> tuple[float, ...]:
+    """The rates to add, one per side, ascending; the log spacing of the grid goes on.
+
+    The pattern of two steps is repeated, so that 1, 3, 10 continues with 30 (and 0.3) as people
+    write it, and an evenly spaced grid stays even. Rounded to three significant digits.
+
+    Raises:
+        ValueError: fewer than two different rates have no spacing.
+    """
+    grid = sorted(set(rates))
+    if len(grid) < 2:
+        raise ValueError(f"A grid of {list(rates)} has no spacing to continue; give two rates")
+    sides = {side} if isinstance(side, str) else set(side)
+    low_step, high_step = (
+        (grid[1] / grid[0], grid[-1] / grid[-2])
+        if len(grid) == 2
+        else (grid[2] / grid[1], grid[-2] / grid[-3])
+    )
+    added = []
+    if "low" in sides:
+        added.append(grid[0] / low_step)
+    if "high" in sides:
+        added.append(grid[-1] * high_step)
+    return tuple(float(f"{rate:.3g}") for rate in added)
+
+
+def worst_result(metric: Metric, finished: Iterable[float]) -> float:
+    """What a diverged run counts as: ``metric.worst``, or a finished run that is worse still.
+
+    The second half guards against a study file whose ``worst`` is too kind (a loss above it was
+    seen): a divergence is never better than a run that finished.
+    """
+    candidates = [metric.worst, *(value for value in finished if math.isfinite(value))]
+    return min(candidates) if metric.mode == "max" else max(candidates)
+
+
+def _curves(
+    study: Study, cells: Iterable[CellResult], grid: Sequence[float]
+) -> dict[ArmLevel, tuple[RatePoint, ...]]:
+    name = f"val/{study.metric.name}"
+    groups: dict[tuple[str, str, float], list[CellResult]] = {}
+    finished = []
+    for cell in cells:
+        if cell.stage == "search" and cell.learning_rate in grid:
+            key = cell.arm, level_name(cell.levels), cell.learning_rate
+            groups.setdefault(key, []).append(cell)
+            if cell.status == "done" and name in cell.metrics:
+                finished.append(cell.metrics[name])
+    worst = worst_result(study.metric, finished)
+    return {
+        (arm, level): tuple(
+            point
+            for rate in grid
+            if (point := _point(rate, groups.get((arm, level, rate), []), name, worst)) is not None
+        )
+        for level in map(level_name, study.level_sets)
+        for arm in study.arms
+    }
+
+
+def _point(rate: float, cells: list[CellResult], name: str, worst: float) -> RatePoint | None:
+    values: dict[int, float] = {}
+    diverged, failed = [], []
+    for cell in sorted(cells, key=lambda c: (c.seed, c.cell)):
+        value = cell.metrics.get(name)
+        if cell.status == "failed" or (cell.status == "done" and value is None):
+            failed.append(cell.seed)
+        elif cell.status == "diverged" or value is None or not math.isfinite(value):
+            diverged.append(cell.seed)
+            values[cell.seed] = worst
+        else:
+            values[cell.seed] = value
+    if not values and not failed:
+        return None
+    mean = math.fsum(values.values()) / len(values) if values else math.nan
+    return RatePoint(rate, mean, values, tuple(diverged), tuple(failed))
+
+
+def _candidates(curve: Iterable[RatePoint]) -> list[RatePoint]:
+    points = [point for point in curve if point.values]
+    most = max((len(point.values) for point in points), default=0)
+    return [point for point in points if len(point.values) == most]
+
+
+def _best(metric: Metric, curve: Iterable[RatePoint]) -> RatePoint:
+    sign = 1.0 if metric.mode == "max" else -1.0
+    return max(_candidates(curve), key=lambda p: (sign * p.mean, -p.rate))
+
+
+def _shared_rate(study: Study, curves: Mapping[str, Sequence[RatePoint]]) -> float:
+    """Best on average over the arms in question; controls only count if there is nothing else."""
+    judged = [arm for arm in curves if arm not in study.controls] or list(curves)
+    means: dict[float, list[float]] = {}
+    for arm in judged:
+        for point in _candidates(curves[arm]):
+            means.setdefault(point.rate, []).append(point.mean)
+    if not means:
+        return min(study.search.values)
+    everywhere = max(len(values) for values in means.values())
+    average = {r: math.fsum(v) / len(v) for r, v in means.items() if len(v) == everywhere}
+    sign = 1.0 if study.metric.mode == "max" else -1.0
+    return max(average, key=lambda rate: (sign * average[rate], -rate))
+
+
+def _choose(metric: Metric, key: ArmLevel, curve: tuple[RatePoint, ...], shared: float) -> Choice:
+    points = _candidates(curve)
+    best = _best(metric, points)
+    close = [abs(point.mean - best.mean) <= metric.margin * (1 + 1e-9) for point in points]
+    at = points.index(best)
+    low = high = at
+    while low > 0 and close[low - 1]:
+        low -= 1
+    while high < len(points) - 1 and close[high + 1]:
+        high += 1
+    flat = all(close)
+    edge: Side | None = None
+    if len(points) > 1 and not flat:
+        edge = "low" if at == 0 else "high" if at == len(points) - 1 else None
+        # A tie with a rate inside the grid is no sign that the optimum lies outside.
+        if any(point.mean == best.mean for point in points[1:-1]):
+            edge = None
+    there = {point.rate: point.mean for point in curve if point.values}
+    window = points[low].rate, points[high].rate
+    return Choice(*key, best.rate, best.mean, curve, edge, flat, window, shared, there.get(shared))
+
+
+def _only(key: ArmLevel, rate: float, curve: tuple[RatePoint, ...]) -> Choice:
+    score = curve[0].mean if curve and curve[0].values else None
+    return Choice(*key, rate, score, curve, None, False, (rate, rate), rate, score)
