@@ -1,5 +1,9 @@
 """isoattn.core: every attention with one contract. Needs torch alone."""
 
+from isoattn.core.attention.controls import Identity, Mean, Zero
+from isoattn.core.attention.cross_covariance import CrossCovariance
+from isoattn.core.attention.linear import Linear
+from isoattn.core.attention.softmax import CosineSoftmax, Softmax
 from isoattn.core.contract import Attention, Capability, UnsupportedAttention
 from isoattn.core.cost import Cost, Shape
 from isoattn.core.registry import (
@@ -14,9 +18,16 @@ __all__ = [
     "Attention",
     "AttentionFactory",
     "Capability",
+    "CosineSoftmax",
     "Cost",
+    "CrossCovariance",
+    "Identity",
+    "Linear",
+    "Mean",
     "Shape",
+    "Softmax",
     "UnsupportedAttention",
+    "Zero",
     "attention_factory",
     "attention_spec",
     "attentions",

@@ -69,6 +69,8 @@ class Attention(nn.Module, ABC):
 
     capability: ClassVar[Capability]
     unsupported: ClassVar[Mapping[str, str]] = {}
+    no_weight_decay: ClassVar[frozenset[str]] = frozenset()
+    """Names of own parameters that an optimiser must not decay."""
 
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__()

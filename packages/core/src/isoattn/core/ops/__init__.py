@@ -1,0 +1,1 @@
+"""Pure functions of tensors, one file a mechanism, beside their equations."""
