@@ -1,0 +1,31 @@
+"""XCiT and ViT on any attention of ``isoattn.core``; weights, swaps and costs."""
+
+from isoattn.vision.models.flops import Flops, attention_calls, count_flops
+from isoattn.vision.models.network import ImageNetwork
+from isoattn.vision.models.self_attention import SelfAttention
+from isoattn.vision.models.swap import (
+    SwapReport,
+    replaced_attention,
+    swap_attention,
+    swappable_layers,
+)
+from isoattn.vision.models.variants import VARIANTS, Variant, xcit
+from isoattn.vision.models.vit import ViT
+from isoattn.vision.models.xcit import XCiT
+
+__all__ = [
+    "VARIANTS",
+    "Flops",
+    "ImageNetwork",
+    "SelfAttention",
+    "SwapReport",
+    "Variant",
+    "ViT",
+    "XCiT",
+    "attention_calls",
+    "count_flops",
+    "replaced_attention",
+    "swap_attention",
+    "swappable_layers",
+    "xcit",
+]
