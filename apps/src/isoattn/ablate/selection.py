@@ -1,10 +1,10 @@
-"""Each arm's own learning rate, chosen on validation from the same grid (P5 of the protocol)."""
+"""Which runs count: each arm's own learning rate (P5), and the pairs that are judged (P3, P6)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from isoattn.ablate.records import CellResult
@@ -13,6 +13,10 @@ from isoattn.ablate.study import Metric, Study, level_name
 Side = Literal["low", "high"]
 ArmLevel = tuple[str, str]
 """(arm, level name); the level name is ``all`` where a study has no factor."""
+Runs = Mapping[ArmLevel, Mapping[int, CellResult]]
+"""(arm, level name) -> seed -> confirmation run."""
+Score = Callable[[CellResult], float | None]
+"""The test metric a run counts with, None where it has none."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,30 @@ class Choice:
     def window_decades(self) -> float:
         """Width of the window in decades of the learning rate; 0 = only the chosen rate."""
         return math.log10(self.window[1] / self.window[0])
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """The runs of an arm and of the baseline, matched by seed.
+
+    Args:
+        variant: seed -> counted test metric of the arm.
+        baseline: seed -> that of the baseline.
+        void: seed -> why the two runs are no pair (P3).
+        missing: planned seeds that have no run on one side yet.
+        diverged: seeds at which one of the two diverged and counts as the worst result.
+    """
+
+    variant: dict[int, float]
+    baseline: dict[int, float]
+    void: dict[int, str]
+    missing: tuple[int, ...]
+    diverged: tuple[int, ...]
+
+    @property
+    def differences(self) -> dict[int, float]:
+        """Seed -> variant minus baseline, in the units of the metric."""
+        return {seed: self.variant[seed] - self.baseline[seed] for seed in self.variant}
 
 
 def chosen_rates(
@@ -135,6 +163,79 @@ def next_rates(rates: Sequence[float], side: Side | Collection[Side]) -> tuple[f
     return tuple(float(f"{rate:.3g}") for rate in added)
 
 
+def confirmed(
+    study: Study, cells: Iterable[CellResult], choices: Mapping[ArmLevel, Choice]
+) -> dict[ArmLevel, dict[int, CellResult]]:
+    """(arm, level) -> seed -> confirmation run at the arm's chosen rate, on a planned seed."""
+    runs: dict[ArmLevel, dict[int, CellResult]] = {}
+    for cell in sorted(cells, key=lambda c: (c.seed, c.cell)):
+        key = cell.arm, level_name(cell.levels)
+        choice = choices.get(key)
+        if cell.stage != "confirm" or cell.seed not in study.confirm_seeds:
+            continue
+        if choice is None or cell.learning_rate == choice.rate:
+            runs.setdefault(key, {})[cell.seed] = cell
+    return runs
+
+
+def scorer(study: Study, cells: Iterable[CellResult]) -> Score:
+    """The test metric a confirmation run counts with: the worst result where it diverged."""
+    name = f"test/{study.metric.name}"
+    finished = [
+        cell.metrics[name]
+        for cell in cells
+        if cell.stage == "confirm" and cell.status == "done" and name in cell.metrics
+    ]
+    worst = worst_result(study.metric, finished)
+    return lambda cell: counted(cell, name, worst)
+
+
+def pair_up(study: Study, runs: Runs, score: Score, arm: str, level: str) -> Pairing:
+    """Match an arm's runs with the baseline's by seed and void what is not a pair."""
+    variants, baselines = runs.get((arm, level), {}), runs.get((study.baseline, level), {})
+    name = f"test/{study.metric.name}"
+    pairing = Pairing({}, {}, {}, (), ())
+    missing, diverged = [], []
+    for seed in study.confirm_seeds:
+        if seed not in variants or seed not in baselines:
+            missing.append(seed)
+            continue
+        pair = variants[seed], baselines[seed]
+        variant, baseline = map(score, pair)
+        if variant is None or baseline is None:
+            continue  # Failed: listed elsewhere, blocks the verdict.
+        if reason := void_reason(*pair):
+            pairing.void[seed] = reason
+            continue
+        pairing.variant[seed], pairing.baseline[seed] = variant, baseline
+        if any(is_diverged(cell, name) for cell in pair):
+            diverged.append(seed)
+    return replace(pairing, missing=tuple(missing), diverged=tuple(diverged))
+
+
+def void_reason(variant: CellResult, baseline: CellResult) -> str | None:
+    """Why two runs are no pair: other initial weights, other batches, or no record of them (P3).
+
+    A diverged run is compared as far as it came: to void it would be a way to drop it.
+    """
+    cut_short = "diverged" in (variant.status, baseline.status)
+    if variant.init_hash != baseline.init_hash and not (
+        cut_short and not (variant.init_hash and baseline.init_hash)
+    ):
+        return "initial weights differ"
+    one, two = variant.batch_hashes, baseline.batch_hashes
+    for epoch, (a, b) in enumerate(zip(one, two, strict=False)):
+        if a != b:
+            return f"batches differ from epoch {epoch} on"
+    if cut_short:
+        return None
+    if not variant.init_hash or not one:
+        return "no hashes of initial weights and batches were recorded"
+    if len(one) != len(two):
+        return f"{len(one)} and {len(two)} epochs of batches"
+    return None
+
+
 def worst_result(metric: Metric, finished: Iterable[float]) -> float:
     """What a diverged run counts as: ``metric.worst``, or a finished run that is worse still.
 
@@ -143,6 +244,19 @@ def worst_result(metric: Metric, finished: Iterable[float]) -> float:
     """
     candidates = [metric.worst, *(value for value in finished if math.isfinite(value))]
     return min(candidates) if metric.mode == "max" else max(candidates)
+
+
+def is_diverged(cell: CellResult, name: str) -> bool:
+    """Stopped by a non-finite value, or finished with one in the metric that counts."""
+    value = cell.metrics.get(name, 0.0)
+    return cell.status == "diverged" or (cell.status == "done" and not math.isfinite(value))
+
+
+def counted(cell: CellResult, name: str, worst: float) -> float | None:
+    """The value a cell counts with: ``worst`` where it diverged, None where there is no result."""
+    if is_diverged(cell, name):
+        return worst
+    return cell.metrics.get(name) if cell.status == "done" else None
 
 
 def _curves(
@@ -170,21 +284,15 @@ def _curves(
 
 
 def _point(rate: float, cells: list[CellResult], name: str, worst: float) -> RatePoint | None:
-    values: dict[int, float] = {}
-    diverged, failed = [], []
-    for cell in sorted(cells, key=lambda c: (c.seed, c.cell)):
-        value = cell.metrics.get(name)
-        if cell.status == "failed" or (cell.status == "done" and value is None):
-            failed.append(cell.seed)
-        elif cell.status == "diverged" or value is None or not math.isfinite(value):
-            diverged.append(cell.seed)
-            values[cell.seed] = worst
-        else:
-            values[cell.seed] = value
+    ordered = sorted(cells, key=lambda c: (c.seed, c.cell))
+    counts = {cell.seed: counted(cell, name, worst) for cell in ordered}
+    values = {seed: value for seed, value in counts.items() if value is not None}
+    failed = tuple(seed for seed, value in counts.items() if value is None)
+    diverged = tuple(cell.seed for cell in ordered if is_diverged(cell, name))
     if not values and not failed:
         return None
     mean = math.fsum(values.values()) / len(values) if values else math.nan
-    return RatePoint(rate, mean, values, tuple(diverged), tuple(failed))
+    return RatePoint(rate, mean, values, diverged, failed)
 
 
 def _candidates(curve: Iterable[RatePoint]) -> list[RatePoint]:
