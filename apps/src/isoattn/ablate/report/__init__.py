@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isoattn.ablate.records import StudyResults
-from isoattn.ablate.report.files import cells_csv, write_atomic
 from isoattn.ablate.study import Study
 
 
@@ -31,10 +30,7 @@ def write_report(
         folder: made if missing; files of an earlier report are replaced one by one.
         differences: the proof that arms differ in the attention only, as text; may be empty.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    return ReportPaths(
-        markdown=write_atomic(folder / "report.md", f"# {study.title}\n"),
-        html=write_atomic(folder / "report.html", f"<title>{study.title}</title>"),
-        csv=write_atomic(folder / "cells.csv", cells_csv(study, results.cells)),
-        json=write_atomic(folder / "summary.json", "{}\n"),
-    )
+    # Late: matplotlib is slow to import, and workers import this package for its other parts.
+    from isoattn.ablate.report.write import write
+
+    return write(study, results, folder, differences)

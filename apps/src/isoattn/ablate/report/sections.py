@@ -1,0 +1,274 @@
+"""The sections of a report that carry its argument: verdict, effects, attention use, rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from isoattn.ablate.report import curves, effects
+from isoattn.ablate.report.blocks import Block, Bullets, Chart, Heading, Table, Text, table
+from isoattn.ablate.report.wording import NONE, Scale, level_text, p_text, rate_text
+
+Data = Mapping[str, Any]
+
+
+def front(summary: Data, scale: Scale) -> list[Block]:
+    """What was asked, under which conditions, what stands in the way, and the verdict."""
+    study, status = summary["study"], summary["status"]
+    metric = study["metric"]
+    better = "more" if metric["mode"] == "max" else "less"
+    seeds = len(study["confirm_seeds"])
+    facts = [
+        f"{study['app']} study {study['name']}, preset {study['preset']}, hash {study['hash']}",
+        f"primary metric: test {scale.name}, {better} is better, "
+        f"margin {scale.margin(metric['margin'])}",
+        f"{seeds} confirmation seed{'s' if seeds > 1 else ''}, baseline {study['baseline']}",
+        f"{status['present']} of {status['planned']} cells",
+        "registered: nothing was changed after the first cell"
+        if status["registered"]
+        else "changed after registration, see deviations",
+    ]
+    blocks: list[Block] = [Text(study["question"])] if study["question"] else []
+    blocks += [Text(_capital(line), "warning") for line in status["warnings"]]
+    verdicts = summary["verdict"]["levels"]
+    lines = [
+        (f"With {level_text(v['level'])}: " if v["level"] != "all" else "") + v["sentence"]
+        for v in verdicts
+    ]
+    blocks += [Bullets(tuple(lines), "verdict"), Text("; ".join(facts) + ".", "note")]
+    return blocks
+
+
+def results(summary: Data, scale: Scale) -> list[Block]:
+    """Forest plot and result table."""
+    blocks: list[Block] = [Heading("Effect")]
+    base = summary["study"]["baseline"]
+    svg = effects.effect_chart(summary, scale)
+    if svg:
+        blocks.append(
+            Chart(
+                "effect",
+                svg,
+                f"Paired differences to {base} with 95 % intervals",
+                "Point: mean paired difference; bar: 95 % t interval; ticks: single seeds; band: "
+                "the margin within which differences count as equal. An arrow marks a control "
+                "outside the panel.",
+            )
+        )
+    blocks.append(_result_table(summary, scale))
+    notes = [
+        f"{place_of(row)}: {'; '.join(row['reasons'])}"
+        for row in summary["results"]
+        if row["reasons"]
+    ]
+    if notes:
+        blocks.append(Bullets(tuple(notes), "note"))
+    return blocks
+
+
+def _result_table(summary: Data, scale: Scale) -> Table:
+    rows = []
+    for row in summary["results"]:
+        d = row["difference"] or {}
+        runs = str(row["n"])
+        if row["diverged"]:
+            runs += f", {len(row['diverged'])} diverged"
+        cells = [
+            row["arm"],
+            rate_text(row["rate"]),
+            runs,
+            scale.value(row["mean"]),
+            scale.value(row["sd"]),
+            scale.signed(d.get("mean")),
+            scale.interval(d.get("low"), d.get("high")),
+            str(d["n"]) if d else NONE,
+            p_text(row["p_sign_flip"]),
+            p_text(row["p_holm"]),
+            NONE if row["effect"] is None else f"{row['effect']:.1f}".replace("-", "−"),
+            NONE if row["fresh_seed"] is None else f"{row['fresh_seed']:.2f}",
+            row["verdict"],
+        ]
+        rows.append((group_of(row), cells))
+    return table(
+        ("<arm", "rate", "runs", f"test {scale.unit}", "SD", "difference", "95 % interval", "pairs")
+        + ("p sign-flip", "p t, Holm", "d", "P(fresh)", "<verdict"),
+        rows,
+        "Mean and SD over confirmation seeds, diverged runs counted as the worst result. "
+        "Difference to the baseline, paired by seed; d: mean over SD of the differences (Hedges' correction); "
+        "P(fresh): probability that the arm beats the baseline on one more seed.",
+    )
+
+
+def attention_used(summary: Data, scale: Scale) -> list[Block]:
+    """Whether the trained networks use their attention, and what mixing is worth at all."""
+    rows = [row for row in summary["usage"] if row["state"] != "control"]
+    if not rows:
+        return []
+    blocks: list[Block] = [Heading("Is the attention used?")]
+    svg = effects.usage_chart(summary, scale)
+    if svg:
+        blocks.append(
+            Chart(
+                "attention_used",
+                svg,
+                "Test score as trained and with the attention replaced",
+                "Same weights, the attention replaced at test time. Used: the interval of the drop "
+                "lies above 0 and the mean drop exceeds the SD of the arm over seeds.",
+            )
+        )
+    cells = []
+    for row in rows:
+        drop = row["drop"] or {}
+        cells.append(
+            (
+                group_of(row),
+                [
+                    row["arm"],
+                    row["replaced_by"] or NONE,
+                    scale.value(row["own"]),
+                    scale.value(row["replaced"]),
+                    scale.signed(drop.get("mean")),
+                    scale.interval(drop.get("low"), drop.get("high")),
+                    scale.value(row["spread"]),
+                    _used(row["state"]),
+                    row["reason"],
+                ],
+            )
+        )
+    columns = ("<arm", "<replaced by", f"as trained, {scale.unit}", "replaced", "drop")
+    blocks.append(table((*columns, "95 % interval", "SD over seeds", "<attention", "<why"), cells))
+    if summary["gauges"]:
+        gauges = [
+            (
+                group_of(g),
+                [
+                    *(g["arm"], g["without"], scale.signed(g["mean"])),
+                    *(scale.interval(g["low"], g["high"]), str(g["n"])),
+                ],
+            )
+            for g in summary["gauges"]
+        ]
+        blocks.append(
+            table(
+                ("<arm", "<above", "gain", "95 % interval", "pairs"),
+                gauges,
+                "Gauge: what an arm scores above an arm trained without any mixing, by the same "
+                "pairs (positive = better). A difference between attentions matters only where "
+                "this is clearly above 0.",
+            )
+        )
+    return blocks
+
+
+def learning_rates(summary: Data, scale: Scale) -> list[Block]:
+    """The curve of every arm over the grid, and what was chosen."""
+    searched = [choice for choice in summary["search"] if len(choice["curve"]) > 1]
+    blocks: list[Block] = [Heading("Learning rates")]
+    if not searched:
+        rate = rate_text(summary["study"]["search"]["values"][0])
+        return [*blocks, Text(f"One rate for all arms, {rate}; no search was made.")]
+    svg = curves.rate_chart(summary, scale)
+    if svg:
+        blocks.append(
+            Chart(
+                "learning_rates",
+                svg,
+                "Validation score over the learning rate, per arm",
+                "Lines: mean over the search seeds; small marks: single seeds; ring: the chosen "
+                "rate; cross: diverged runs, counted as the worst result.",
+            )
+        )
+    rows = []
+    for c in searched:
+        diverged = sum(len(p["diverged"]) for p in c["curve"])
+        low, high = c["window"]
+        window = f"{rate_text(low)} to {rate_text(high)}" if low != high else rate_text(low)
+        grid = f"{rate_text(c['curve'][0]['rate'])} to {rate_text(c['curve'][-1]['rate'])}"
+        rows.append(
+            (
+                group_of(c),
+                [
+                    *(c["arm"], rate_text(c["rate"]), scale.value(c["score"])),
+                    *(f"{window} ({c['window_decades']:.1f})", rate_text(c["shared_rate"])),
+                    *(scale.value(c["shared_score"]), f"{len(c['curve'])}: {grid}", str(diverged)),
+                    f"best at the {c['edge']} edge"
+                    if c["edge"]
+                    else "flat"
+                    if c["flat"]
+                    else "inside",
+                ],
+            )
+        )
+    columns = ("<arm", "own rate", f"validation {scale.unit}", "window (decades)", "shared rate")
+    blocks.append(
+        table(
+            (*columns, "at shared rate", "rates tried", "diverged", "<best"),
+            rows,
+            "Chosen on validation over the search seeds, ties to the smaller rate. Window: rates "
+            f"around it within {scale.margin(summary['study']['metric']['margin'])} of the best. "
+            "Shared rate: the one that is best on average over the arms, controls aside.",
+        )
+    )
+    return blocks
+
+
+def learning_curves(summary: Data, scale: Scale) -> list[Block]:
+    """Validation over epochs."""
+    svg = curves.learning_chart(summary, scale)
+    if not svg:
+        return []
+    stage = {curve["stage"] for curve in summary["curves"]}
+    what = "confirmation runs" if stage == {"confirm"} else "runs so far (some are search runs)"
+    return [
+        Heading("Learning curves"),
+        Chart(
+            "learning_curves",
+            svg,
+            "Validation score over epochs, per arm",
+            f"Mean over seeds of the {what}; band: one SD to either side.",
+        ),
+    ]
+
+
+def factors(summary: Data, scale: Scale) -> list[Block]:
+    """How the differences change with each factor."""
+    if not summary["interactions"]:
+        return []
+    rows = [
+        (
+            f"{i['factor']}: {i['from']} → {i['to']}",
+            [
+                *(i["arm"], scale.signed(i["mean"]), scale.interval(i["low"], i["high"])),
+                *(str(i["n"]), p_text(i["p"])),
+            ],
+        )
+        for i in summary["interactions"]
+    ]
+    return [
+        Heading("Factors"),
+        table(
+            ("<arm", "change of the difference", "95 % interval", "seeds", "p t"),
+            rows,
+            f"Difference of differences: (arm − {summary['study']['baseline']}) at the second "
+            "level minus the same at the first, paired by seed, averaged over other factors; p not "
+            "adjusted.",
+        ),
+    ]
+
+
+def _used(state: str) -> str:
+    return {"unused": "attention unused"}.get(state, state)
+
+
+def group_of(row: Data) -> str:
+    """Title of the row's group in a table: its level set, empty without factors."""
+    return "" if row["level"] == "all" else level_text(row["level"])
+
+
+def place_of(row: Data) -> str:
+    """``Linear, lpi=off``."""
+    return row["arm"] if row["level"] == "all" else f"{row['arm']}, {level_text(row['level'])}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

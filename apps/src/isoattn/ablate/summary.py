@@ -1,0 +1,332 @@
+"""A study and its results as one plain structure: what the report and the terminal table print.
+
+The structure is JSON-able and depends on neither the order of the cells nor on timing; all that is
+measured in seconds lies under the keys ``costs`` and ``timing``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from isoattn.ablate.records import CellResult, StudyResults
+from isoattn.ablate.report.costs import costs, parameters, timing
+from isoattn.ablate.report.files import in_study_order
+from isoattn.ablate.report.items import per_item
+from isoattn.ablate.report.wording import Scale, level_sentence, p_text, rate_text, study_sentence
+from isoattn.ablate.selection import (
+    ArmLevel,
+    Choice,
+    Runs,
+    chosen_rates,
+    confirmed,
+    is_diverged,
+    scorer,
+)
+from isoattn.ablate.statistics import PairedT, paired_t
+from isoattn.ablate.study import Metric, Study, level_name
+from isoattn.ablate.verdict import Comparison, Usage, Verdicts, judge
+
+Data = dict[str, Any]
+
+
+def summarise(study: Study, results: StudyResults) -> Data:
+    """Everything a report says, as plain data.
+
+    Reads the prediction files of the cells where they exist.
+    """
+    cells = in_study_order(study, results.cells)
+    choices = chosen_rates(study, cells, results.rates_tried or study.search.values)
+    runs = confirmed(study, cells, choices)
+    verdicts = judge(study, results, choices)
+    levels = [level_name(levels) for levels in study.level_sets]
+    by_level = {lv: [c for c in verdicts.comparisons if c.level == lv] for lv in levels}
+    rows = _result_rows(study, results, choices, runs, verdicts)
+    data: Data = plain(
+        {
+            "study": {**study.as_dict(), "hash": study.hash, "levels": levels},
+            "status": _status(study, results),
+            "verdict": {
+                "sentence": study_sentence(study, verdicts.comparisons),
+                "levels": [
+                    {"level": lv, "sentence": level_sentence(study, by_level[lv])} for lv in levels
+                ],
+            },
+            "results": rows,
+            "search": [_choice(choice) for choice in choices.values()],
+            "curves": _curves(study, cells, choices, runs),
+            "usage": [_usage(usage) for usage in verdicts.usages],
+            "gauges": [
+                {"arm": g.arm, "level": g.level, "without": g.without, **_t(g.t)}
+                for g in verdicts.gauges
+            ],
+            "interactions": [
+                {"arm": i.arm, "factor": i.factor, "from": i.start, "to": i.to, **_t(i.t)}
+                for i in verdicts.interactions
+            ],
+            "self_checks": [
+                {
+                    **{"level": s.level, "kind": s.kind, "arm": s.arm, "rejects": s.rejects},
+                    **{"largest": s.largest, "t": None if s.t is None else _t(s.t)},
+                }
+                for s in verdicts.self_checks
+            ],
+            "items": per_item(study, verdicts.comparisons, runs),
+            "parameters": parameters(study, cells),
+            "baselines": _baselines(study, results, rows),
+            "deviations": list(results.deviations),
+            "gate_failures": list(results.gate_failures),
+            "troubles": _troubles(study, cells, verdicts),
+            "environment": dict(results.environment),
+            "costs": costs(study, results, rows),
+            "timing": timing(study, cells, runs),
+        }
+    )
+    return data
+
+
+def final_table(summary: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The table of the terminal, a row per level set and arm; nothing in it is measured in time."""
+    study = summary["study"]
+    scale = scale_of(summary)
+    table = []
+    for row in summary["results"]:
+        d = row["difference"] or {}
+        table.append(
+            {
+                "levels": row["level"],
+                "arm": row["arm"] + (" (baseline)" if row["arm"] == study["baseline"] else ""),
+                "rate": rate_text(row["rate"]),
+                "runs": str(row["n"]) + (f" ({k} diverged)" if (k := len(row["diverged"])) else ""),
+                scale.unit: scale.value(row["mean"]),
+                "SD": scale.value(row["sd"]),
+                "difference": scale.signed(d.get("mean")),
+                "95 % interval": scale.interval(d.get("low"), d.get("high")),
+                "pairs": str(d["n"]) if d else "–",
+                "p sign-flip": p_text(row["p_sign_flip"]),
+                "p Holm": p_text(row["p_holm"]),
+                "verdict": row["verdict"],
+            }
+        )
+    return table
+
+
+def timing_table(summary: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Training seconds per level set and arm: what two runs of one study need not agree on."""
+    return [
+        {
+            "levels": row["level"],
+            "arm": row["arm"],
+            "median seconds": f"{row['median_seconds']:.1f}",
+            "total seconds": f"{row['total_seconds']:.1f}",
+        }
+        for row in summary["timing"]["arms"]
+    ]
+
+
+def scale_of(summary: Mapping[str, Any]) -> Scale:
+    """The number format of a summary's metric."""
+    return Scale.of(Metric(**summary["study"]["metric"]))
+
+
+def _status(study: Study, results: StudyResults) -> Data:
+    done = [cell for cell in results.cells if cell.status in ("done", "diverged")]
+    warnings = []
+    if not study.claim:
+        warnings.append(f"{study.preset}: no claim")
+    if results.unfinished:
+        planned = len(results.cells) + results.unfinished
+        warnings.append(f"unfinished: {len(results.cells)} of {planned} cells")
+    if len(study.confirm_seeds) < 5:
+        warnings.append(f"{len(study.confirm_seeds)} confirmation seeds: exploratory")
+    if results.gate_failures:
+        warnings.append("the conformance gate failed: verdicts are blocked")
+    return {
+        "finished": len(done),
+        "present": len(results.cells),
+        "planned": len(results.cells) + results.unfinished,
+        "unfinished": results.unfinished,
+        "registered": not results.deviations,
+        "warnings": warnings,
+    }
+
+
+def _result_rows(
+    study: Study,
+    results: StudyResults,
+    choices: Mapping[ArmLevel, Choice],
+    runs: Runs,
+    verdicts: Verdicts,
+) -> list[Data]:
+    score = scorer(study, results.cells)
+    name = f"test/{study.metric.name}"
+    compared = {(row.arm, row.level): row for row in verdicts.comparisons}
+    rows = []
+    for levels in study.level_sets:
+        for arm in study.arms:
+            key = arm, level_name(levels)
+            mine = runs.get(key, {})
+            values = {s: v for s in sorted(mine) if (v := score(mine[s])) is not None}
+            t = paired_t(list(values.values())) if values else None
+            choice = choices.get(key)
+            rows.append(
+                {
+                    "level": key[1],
+                    "levels": levels,
+                    "arm": arm,
+                    "rate": choice.rate if choice else None,
+                    "n": len(values),
+                    "mean": t.mean if t else None,
+                    "sd": t.sd if t else None,
+                    "values": values,
+                    "diverged": [s for s, cell in mine.items() if is_diverged(cell, name)],
+                    **_compared(compared.get(key)),
+                }
+            )
+    return rows
+
+
+def _compared(row: Comparison | None) -> Data:
+    if row is None:
+        return {
+            **dict.fromkeys(("difference", "p_sign_flip", "p_sign_flip_smallest", "p_holm")),
+            **dict.fromkeys(("equivalence", "effect", "fresh_seed", "differences")),
+            **{"role": "baseline", "verdict": "baseline", "reasons": [], "void": {}, "missing": []},
+        }
+    flip, equal = row.sign_flip, row.equivalence
+    return {
+        "role": row.role,
+        "verdict": row.word,
+        "reasons": list(row.reasons),
+        "difference": None if row.t is None else _t(row.t),
+        "differences": row.pairing.differences,
+        "p_sign_flip": flip.p if flip else None,
+        "p_sign_flip_smallest": flip.smallest if flip else None,
+        "p_holm": row.holm,
+        "equivalence": None if equal is None else {**vars(equal), "p_holm": row.equivalence_holm},
+        "effect": row.effect,
+        "fresh_seed": row.fresh_seed,
+        "void": row.pairing.void,
+        "missing": list(row.pairing.missing),
+    }
+
+
+def _t(t: PairedT) -> Data:
+    return dict(vars(t))
+
+
+def _choice(choice: Choice) -> Data:
+    return {
+        "arm": choice.arm,
+        "level": choice.level,
+        "rate": choice.rate,
+        "score": choice.score,
+        "edge": choice.edge,
+        "flat": choice.flat,
+        "window": list(choice.window),
+        "window_decades": choice.window_decades,
+        "shared_rate": choice.shared_rate,
+        "shared_score": choice.shared_score,
+        "curve": [
+            {
+                **{"rate": p.rate, "mean": p.mean, "values": p.values},
+                **{"diverged": list(p.diverged), "failed": list(p.failed)},
+            }
+            for p in choice.curve
+        ],
+    }
+
+
+def _usage(usage: Usage) -> Data:
+    own = list(usage.own.values())
+    swapped = list(usage.replaced.values())
+    return {
+        **{"arm": usage.arm, "level": usage.level, "state": usage.state, "reason": usage.reason},
+        "replaced_by": usage.replaced_by,
+        "own": math.fsum(own) / len(own) if own else None,
+        "replaced": math.fsum(swapped) / len(swapped) if swapped else None,
+        "spread": usage.spread,
+        "drop": None if usage.drop is None else _t(usage.drop),
+    }
+
+
+def _curves(
+    study: Study,
+    cells: Sequence[CellResult],
+    choices: Mapping[ArmLevel, Choice],
+    runs: Runs,
+) -> list[Data]:
+    """Validation metric per epoch of the confirmation runs; of the search runs until they exist."""
+    name = f"val/{study.metric.name}"
+    found = []
+    for level in map(level_name, study.level_sets):
+        for arm in study.arms:
+            mine, stage = dict(runs.get((arm, level), {})), "confirm"
+            choice = choices.get((arm, level))
+            if not mine and choice is not None:
+                stage = "search"
+                mine = {
+                    cell.seed: cell
+                    for cell in cells
+                    if (cell.arm, level_name(cell.levels)) == (arm, level)
+                    and (cell.stage, cell.learning_rate) == ("search", choice.rate)
+                }
+            series = {
+                seed: [[row["epoch"], row[name]] for row in cell.curve if name in row]
+                for seed, cell in mine.items()
+            }
+            series = {seed: points for seed, points in series.items() if points}
+            if series:
+                found.append({"arm": arm, "level": level, "stage": stage, "seeds": series})
+    return found
+
+
+def _baselines(study: Study, results: StudyResults, rows: Sequence[Data]) -> list[Data]:
+    sign = 1 if study.metric.mode == "max" else -1
+    found = []
+    for name, value in results.baselines.items():
+        above = [
+            {"arm": row["arm"], "level": row["level"]}
+            for row in rows
+            if row["mean"] is not None and sign * (row["mean"] - value) > 0
+        ]
+        found.append({"name": name, "value": value, "beaten_by": above})
+    return found
+
+
+def _troubles(study: Study, cells: Sequence[CellResult], verdicts: Verdicts) -> Data:
+    name = f"test/{study.metric.name}"
+
+    def line(cell: CellResult) -> Data:
+        return {
+            **{"cell": cell.cell, "arm": cell.arm, "level": level_name(cell.levels)},
+            **{"rate": cell.learning_rate, "seed": cell.seed, "stage": cell.stage},
+            **{"attempts": cell.attempts, "error": cell.error},
+        }
+
+    return {
+        "failed": [line(cell) for cell in cells if cell.status == "failed"],
+        "diverged": [line(cell) for cell in cells if is_diverged(cell, name)],
+        "void": [
+            {"arm": row.arm, "level": row.level, "seed": seed, "reason": reason}
+            for row in verdicts.comparisons
+            for seed, reason in row.pairing.void.items()
+        ],
+    }
+
+
+def plain(value: Any) -> Any:
+    """JSON-able copy: string keys, lists, None for what is not finite."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int, bool)):
+        return value
+    return str(value)
