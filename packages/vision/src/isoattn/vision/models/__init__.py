@@ -11,19 +11,24 @@ from isoattn.vision.models.swap import (
 )
 from isoattn.vision.models.variants import VARIANTS, Variant, xcit
 from isoattn.vision.models.vit import ViT
+from isoattn.vision.models.weight_names import WeightsError
+from isoattn.vision.models.weights import KeyReport, load_weights
 from isoattn.vision.models.xcit import XCiT
 
 __all__ = [
     "VARIANTS",
     "Flops",
     "ImageNetwork",
+    "KeyReport",
     "SelfAttention",
     "SwapReport",
     "Variant",
     "ViT",
+    "WeightsError",
     "XCiT",
     "attention_calls",
     "count_flops",
+    "load_weights",
     "replaced_attention",
     "swap_attention",
     "swappable_layers",
