@@ -1,0 +1,142 @@
+"""Cells: one training run each, identified by the hash of its resolved config."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import inspect
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from isoattn.ablate.records import CellResult
+from isoattn.ablate.study import Study, level_name
+from isoattn.apps.base.files import read_json, write_atomic, write_json
+from isoattn.core import attention_factory, find_attention
+
+RECORD = "cell.json"
+"""Written when a cell is over; its presence is what makes a cell done."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run of a study.
+
+    Args:
+        arm: name of the arm.
+        levels: factor -> level.
+        learning_rate: peak rate.
+        seed: of the run.
+        stage: ``search`` or ``confirm``.
+        config: the complete config of the run.
+    """
+
+    arm: str
+    levels: dict[str, str]
+    learning_rate: float
+    seed: int
+    stage: Literal["search", "confirm"]
+    config: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        """Readable prefix and hash of what the run is; never of where or when it runs."""
+        text = json.dumps([self.stage, self.config], sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+        words = [self.arm, *self.levels.values(), f"lr{self.learning_rate:g}", f"s{self.seed}"]
+        stem = re.sub(r"[^A-Za-z0-9.+-]+", "_", "-".join(words))
+        return f"{stem}-{digest}"
+
+
+def resolved_arm(spec: dict[str, Any]) -> dict[str, Any]:
+    """An arm's ``{class_path, init_args}`` with every option filled in.
+
+    Options that are left out must not be inherited from the base config's attention.
+    """
+    attention_factory(spec)  # refuses unknown names and options
+    cls = find_attention(spec["class_path"])
+    defaults = {
+        name: p.default
+        for name, p in list(inspect.signature(cls).parameters.items())[2:]
+        if p.default is not inspect.Parameter.empty
+    }
+    from isoattn.core.factories import class_path
+
+    return {"class_path": class_path(cls), "init_args": {**defaults, **spec["init_args"]}}
+
+
+def make_cell(
+    study: Study,
+    base: dict[str, Any],
+    arm: str,
+    levels: dict[str, str],
+    learning_rate: float,
+    seed: int,
+    stage: Literal["search", "confirm"],
+) -> Cell:
+    """A cell from the resolved config of its arm and levels."""
+    config = copy.deepcopy(base)
+    set_dotted(config, study.search.key, learning_rate)
+    config["seed_everything"] = seed
+    return Cell(arm, levels, learning_rate, seed, stage, config)
+
+
+def set_dotted(config: dict[str, Any], key: str, value: Any) -> None:
+    """Set ``a.b.c`` in nested dicts; class options are found under ``init_args`` too."""
+    parts = key.split(".")
+    place = config
+    for part in parts[:-1]:
+        if part not in place and isinstance(place.get("init_args"), dict) and part != "init_args":
+            place = place["init_args"]
+        place = place.setdefault(part, {})
+    place[parts[-1]] = value
+
+
+def write_cell(cell: Cell, folder: Path) -> None:
+    """Write what a worker needs to run the cell, before it runs."""
+    if (folder / "plan.json").is_file():
+        return
+    write_atomic(folder / "cell.yaml", yaml.safe_dump(cell.config, sort_keys=False))
+    write_json(
+        folder / "plan.json",
+        {
+            "cell": cell.id,
+            "arm": cell.arm,
+            "levels": cell.levels,
+            "learning_rate": cell.learning_rate,
+            "seed": cell.seed,
+            "stage": cell.stage,
+        },
+    )
+
+
+def write_record(result: CellResult, folder: Path) -> None:
+    """The record of a cell that is over, atomically."""
+    data = dataclasses.asdict(result)
+    data["predictions"] = result.predictions.name if result.predictions else None
+    data["folder"] = None
+    write_json(folder / RECORD, data)
+
+
+def read_record(folder: Path) -> CellResult | None:
+    """The record of a cell, None while it is not over."""
+    data = read_json(folder / RECORD)
+    if data is None:
+        return None
+    predictions = folder / data["predictions"] if data["predictions"] else None
+    return CellResult(**{**data, "predictions": predictions, "folder": folder})
+
+
+def attempts(folder: Path) -> int:
+    """How often the cell was started."""
+    file = folder / "attempts.log"
+    return len(file.read_text(encoding="utf-8").splitlines()) if file.is_file() else 0
+
+
+def describe_cell(cell: Cell) -> str:
+    """A line for the terminal."""
+    return f"{cell.arm} {level_name(cell.levels)} lr={cell.learning_rate:g} seed={cell.seed}"

@@ -1,0 +1,89 @@
+"""What the study engine asks of an app, and the apps there are."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from isoattn.ablate.records import ArmCost
+from isoattn.ablate.study import StudyError
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Initial weights of a built model.
+
+    Args:
+        parameters: trainable parameters.
+        outside: name -> hash, of every weight outside the attention cores.
+    """
+
+    parameters: int
+    outside: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A trained run, scored.
+
+    Args:
+        metrics: ``val/...``, and for confirmation runs ``test/...`` and ``test/..._replaced``.
+        replaced_by: the attention used for ``*_replaced``, None where the question does not arise.
+        predictions: npz beside the record, or None.
+    """
+
+    metrics: dict[str, float]
+    replaced_by: str | None
+    predictions: Path | None
+
+
+class StudyApp(Protocol):
+    """An app as the engine sees it. Implemented once a domain, in ``isoattn.apps.DOMAIN.study``."""
+
+    name: str
+
+    def resolve(self, argv: list[str]) -> dict[str, Any]:
+        """The complete config of a command line."""
+
+    def weights(self, config: dict[str, Any]) -> Weights:
+        """Build the model of a config at its seed and hash its weights."""
+
+    def attention_shape(self, config: dict[str, Any]) -> tuple[int, int, int]:
+        """(heads, head_dim, tokens) of the attention at the study's own size, for the gate."""
+
+    def train(self, argv: list[str]) -> tuple[int, Any]:
+        """Run ``fit``; the exit status and the app object with model and data."""
+
+    def score(self, app: Any, folder: Path, *, test: bool, control: bool) -> Scores:
+        """Score the selected checkpoint of a run on validation and, if asked, on test."""
+
+    def baselines(self, config: dict[str, Any]) -> dict[str, float]:
+        """Simple references of the domain on the test split: name -> score."""
+
+    def costs(self, cases: list[tuple[str, dict[str, str], dict[str, Any]]]) -> list[ArmCost]:
+        """Measure arms, interleaved: (arm, levels, config) each."""
+
+
+_APPS = {"vision": "isoattn.apps.vision.study:VisionStudy"}
+
+
+def study_app(name: str) -> StudyApp:
+    """The app of a study.
+
+    Raises:
+        StudyError: there is none of that name.
+    """
+    if name not in _APPS:
+        raise StudyError(f"No app {name!r} can run a study. There are: {', '.join(_APPS)}.")
+    module, _, attribute = _APPS[name].partition(":")
+    app: StudyApp = getattr(importlib.import_module(module), attribute)()
+    return app
+
+
+def shipped_studies() -> dict[str, Path]:
+    """Every shipped study, by name."""
+    from isoattn.apps.base.shipped import shipped
+
+    return {name: path for app in _APPS for name, path in shipped(app, "studies").items()}

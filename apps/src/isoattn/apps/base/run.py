@@ -1,0 +1,63 @@
+"""Running an app's command line: build, run, and turn what goes wrong into a status and a line."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from isoattn.apps.base.arguments import prepare
+from isoattn.apps.base.cli import AppCLI
+from isoattn.apps.base.errors import UserError, near
+from isoattn.apps.base.guard import NonFiniteError
+from isoattn.core import UnsupportedAttention
+from isoattn.core.training.checkpoint import CheckpointError
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+
+DIVERGED = 3
+TERMINATED = 143
+
+
+def run_app(cli: type[AppCLI], argv: list[str]) -> int:
+    """Run one subcommand of an app; returns the exit status."""
+    known = list(cli.subcommands())
+    if argv[0] not in known:
+        raise UserError(f"isoattn {cli.app} has no {argv[0]!r}. {near(argv[0], known)}")
+    try:
+        return execute(cli, argv)
+    except CheckpointError as error:
+        raise UserError(str(error)) from error
+    except UnsupportedAttention as error:
+        raise UserError(str(error)) from error
+    except MisconfigurationException as error:
+        raise UserError(" ".join(str(error).split())) from error
+
+
+def execute(cli: type[AppCLI], argv: list[str]) -> int:
+    """Build and run; the outcome of a run that fails is recorded in its folder."""
+    app = cli.__new__(cli)
+    try:
+        app.__init__(prepare(cli.app, cli.rewrite(argv), default_config=cli.default_config))  # type: ignore[misc]
+    except NonFiniteError as error:
+        app.fail("diverged", error)
+        sys.stderr.write(f"isoattn: {error}\n")
+        return DIVERGED
+    except SIGTERMException as error:
+        app.fail("interrupted", error)
+        sys.stderr.write(f"isoattn: asked to end; saved {app.run.checkpoints / 'last.ckpt'}\n")
+        return TERMINATED
+    except KeyboardInterrupt as error:
+        app.fail("interrupted", error)
+        return 130
+    except SystemExit as error:
+        if isinstance(error.code, int) and error.code:
+            app.fail("interrupted", error)
+        return int(error.code or 0)
+    except UserError as error:
+        app.fail("failed", error)
+        raise
+    except Exception as error:
+        app.fail("failed", error)
+        if os.environ.get("ISOATTN_DEBUG") or not isinstance(error, cli.user_errors):
+            raise
+        raise UserError(str(error)) from error
+    return 0

@@ -1,0 +1,73 @@
+"""The ``isoattn`` command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from isoattn.apps.base.errors import UserError, near
+
+_HELP = """\
+usage: isoattn COMMAND ...
+
+Train, swap and ablate the attention of real models, all else equal.
+
+  isoattn vision fit|validate|test|predict    image classifiers (XCiT, ViT)
+  isoattn ablate plan|diff|run|report         compare attentions in a registered study
+
+  isoattn vision fit --config xcit_mnist --model.attention=Softmax
+  isoattn ablate run xca_vs_softmax --preset smoke
+
+Add --help to any of them. Attentions: {attentions}.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status.
+
+    0 done, 1 failed, 2 bad command line or input, 3 a non-finite value, 143 asked to end.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except UserError as error:
+        sys.stderr.write(f"isoattn: {error}\n")
+        return error.code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        from isoattn.core import attentions
+
+        sys.stdout.write(_HELP.format(attentions=", ".join(attentions())))
+        return 0
+    command, rest = argv[0], argv[1:]
+    if command == "--version":
+        from importlib.metadata import version
+
+        sys.stdout.write(f"isoattn {version('isoattn')}\n")
+        return 0
+    if command == "vision":
+        if not rest or rest[0] in ("-h", "--help"):
+            from isoattn.apps.vision.usage import usage
+
+            sys.stdout.write(usage())
+            return 0
+        from isoattn.apps.base.run import run_app
+        from isoattn.apps.vision.app import VisionCLI
+
+        return run_app(VisionCLI, rest)
+    if command == "ablate":
+        from isoattn.ablate.command import run_ablate
+
+        return run_ablate(rest)
+    raise UserError(f"There is no command {command!r}. {near(command, ('vision', 'ablate'))}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""`isoattn vision`: image classifiers."""

@@ -1,0 +1,132 @@
+"""The vision app: LightningCLI wiring for image classifiers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+from isoattn.apps.base.arguments import Arguments
+from isoattn.apps.base.cli import AppCLI
+from isoattn.apps.base.errors import UserError
+from isoattn.apps.base.files import write_json
+from isoattn.apps.vision.outputs import write_predictions, write_test_outputs
+from isoattn.core.training.checkpoint import read_checkpoint
+from isoattn.vision import ImageDataModule, count_flops
+from isoattn.vision.classifier import ImageClassifier
+from isoattn.vision.data.decode import DecodeError
+from isoattn.vision.models import load_weights
+from lightning.pytorch.cli import LightningArgumentParser
+from rich.console import Console
+from rich.table import Table
+
+
+class VisionCLI(AppCLI):
+    """fit, validate, test and predict for image classifiers."""
+
+    app: ClassVar[str] = "vision"
+    default_config: ClassVar[str] = "xcit_mnist"
+    user_errors: ClassVar[tuple[type[Exception], ...]] = (DecodeError,)
+
+    def __init__(self, arguments: Arguments) -> None:
+        super().__init__(arguments, ImageClassifier, ImageDataModule)
+
+    @staticmethod
+    def rewrite(argv: list[str]) -> list[str]:
+        """``predict DIR`` is ``predict --data.init_args.predict_dir=DIR``."""
+        if argv[0] != "predict" or len(argv) < 2 or argv[1].startswith("-"):
+            return argv
+        if not Path(argv[1]).is_dir():
+            raise UserError(f"predict takes a folder of images; {argv[1]} is none.")
+        return [argv[0], *argv[2:], f"--data.init_args.predict_dir={argv[1]}"]
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """What the data tell the model: classes, channels, size."""
+        super().add_arguments_to_parser(parser)
+        link = parser.link_arguments
+        link("data", "model.class_names", compute_fn=self._class_names, apply_on="instantiate")
+        link("data", "model.num_classes", compute_fn=self._num_classes, apply_on="instantiate")
+        link("data.in_chans", "model.in_chans", apply_on="instantiate")
+        link("data.image_size", "model.image_size", apply_on="instantiate")
+
+    def _class_names(self, data: ImageDataModule) -> list[str]:
+        """The checkpoint's class list where there is one; the data are mapped to it by name."""
+        if self.arguments.checkpoint is not None:
+            hparams = read_checkpoint(self.arguments.checkpoint).get("hyper_parameters", {})
+            if hparams.get("class_names"):
+                data.check_classes(hparams["class_names"])
+        return data.class_names
+
+    def _num_classes(self, data: ImageDataModule) -> int:
+        return len(self._class_names(data))
+
+    def initialise(self) -> None:
+        """Take the weights of ``--init_from``, and say what fitted."""
+        source = self._option("init_from")
+        if source is not None and self.arguments.checkpoint is None:
+            report = load_weights(self.model.network, Path(source), allow_attention_change=True)
+            sys.stderr.write(f"{report}\n")
+
+    def facts(self) -> dict[str, Any]:
+        """Cost of the network at the data's image size."""
+        flops = count_flops(self.model.network, self.datamodule.image_size)
+        return {"forward_flops": flops.total, "attention_flops": flops.attention}
+
+    def report(self) -> None:
+        """Say what the run came to and what to do next."""
+        best = self.checkpoints
+        table = Table(title=f"{self.run.path}", title_justify="left", show_header=False)
+        for name, value in sorted(best.best_metrics.items()):
+            table.add_row(name, f"{value:.4f}")
+        table.add_row("best epoch", str((best.best_epoch or 0) + 1))
+        table.add_row("tracked", self.tracked)
+        table.add_row("next", f"isoattn vision test --ckpt_path {best.best}")
+        Console().print(table)
+
+    def before_validate(self) -> None:
+        """Weights of ``--init_from``."""
+        self.initialise()
+
+    before_test = before_validate
+    before_predict = before_validate
+
+    def after_validate(self) -> None:
+        """Write and print the validation metrics."""
+        metrics = {k: float(v) for k, v in self.trainer.callback_metrics.items()}
+        write_json(self.run.path / "validate" / "result.json", {"metrics": metrics})
+        self._print(metrics, self.run.path / "validate")
+
+    def after_test(self) -> None:
+        """Write per-class accuracy, confusion matrix and predictions."""
+        metrics = {k: float(v) for k, v in self.trainer.callback_metrics.items()}
+        folder = Path(self._option("output") or self.run.path / "test")
+        write_test_outputs(
+            folder,
+            self.model.test_outputs,
+            self.model.class_names,
+            {
+                "metrics": metrics,
+                "checkpoint": str(self.arguments.checkpoint or self._option("init_from")),
+                "attention": self.model.hparams["attention"],
+                "skipped": self.datamodule.skipped(),
+                "data_fingerprint": self.datamodule.fingerprint(),
+            },
+        )
+        self._print(metrics, folder)
+
+    def predict(self, **kwargs: Any) -> None:
+        """Predict a folder of images into a CSV."""
+        outputs = self.trainer.predict(**kwargs)
+        folder = self.datamodule.predict_dir
+        name = Path(folder).resolve().name if folder else "test"
+        file = Path(self._option("output") or self.run.path / "predict" / f"{name}.csv")
+        count = write_predictions(file, outputs or [], self.model.class_names)
+        Console().print(f"{count} images predicted: {file}")
+        for reason, number in self.datamodule.skipped().items():
+            Console().print(f"  skipped: {number} ({reason})")
+
+    def _print(self, metrics: dict[str, float], folder: Path) -> None:
+        table = Table(title=str(folder), title_justify="left", show_header=False)
+        for name, value in sorted(metrics.items()):
+            table.add_row(name, f"{value:.4f}")
+        Console().print(table)

@@ -1,0 +1,5 @@
+"""What a cell needs, imported once by the fork server that all cells are forked from."""
+
+import isoattn.ablate.worker
+import isoattn.apps.base.run
+import isoattn.apps.vision.study  # noqa: F401
