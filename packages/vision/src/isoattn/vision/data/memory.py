@@ -5,22 +5,15 @@ Shape suffixes: N images, B batch, C channels, H, W pixels.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from isoattn.core.training import item_uniform
+from isoattn.vision.data.batch import Batch
 from isoattn.vision.data.sources import LabelledImages
-
-Batch = dict[str, Any]
-
-
-def keep(batch: Any) -> Any:
-    """The ``collate_fn`` of datasets that build their batches themselves."""
-    return batch
+from isoattn.vision.data.transforms import Normalise
 
 
 def shift_images(images_BCHW: Tensor, offsets_B2: Tensor, reach: int) -> Tensor:
@@ -69,10 +62,7 @@ class MemoryImages(Dataset[Batch]):
         self.shift = shift
         self.flip = flip
         self.epoch = 0
-        # (x / 255 - mean) / std as one multiplication and one addition.
-        std_C = torch.tensor(std)
-        self._scale_C11 = (1 / (255 * std_C))[:, None, None]
-        self._bias_C11 = (-torch.tensor(mean) / std_C)[:, None, None]
+        self.normalise = Normalise(mean, std)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose shifts are drawn."""
@@ -90,7 +80,7 @@ class MemoryImages(Dataset[Batch]):
         ids_B = self.data.ids_N[chosen_B]
         images_BCHW = self._augment(self.data.images_NCHW[chosen_B], ids_B)
         return {
-            "image": images_BCHW * self._scale_C11 + self._bias_C11,
+            "image": self.normalise(images_BCHW),
             "label": self.data.labels_N[chosen_B],
             "index": ids_B,
         }

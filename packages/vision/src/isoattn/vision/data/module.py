@@ -9,6 +9,7 @@ import hashlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from isoattn.core.training import EpochBatchSampler, ResumableLoader
-from isoattn.vision.data.memory import Batch, keep
+from isoattn.vision.data.batch import Batch, keep
+from isoattn.vision.data.pictures import PredictFolder
 from isoattn.vision.data.sources import SPLITS, Split
+from isoattn.vision.data.transforms import Normalise, ResizeCentreCrop
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +39,12 @@ class ImageDataModule(LightningDataModule, ABC):
         mean, std: of pixel values in [0, 1], one a channel; they belong to the model's checkpoint.
         batch_size: training batch.
         eval_batch_size: batch of the other loaders; ``None``: four times ``batch_size``.
-        seed: order and augmentation of training. ``None``: whoever runs the module sets
-            ``data_seed`` before training.
+        seed: order and augmentation of training. ``None``: ``data_seed``, which whoever runs the
+            module sets before training.
         num_workers: loader processes.
         drop_last: leave out a last training batch that is not full. Off: no image is dropped.
         predict_dir: folder to predict; ``None`` predicts the test split.
+        crop_pct: part of a resized picture that evaluation and prediction keep.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class ImageDataModule(LightningDataModule, ABC):
         num_workers: int,
         drop_last: bool,
         predict_dir: str | None,
+        crop_pct: float = 1.0,
     ) -> None:
         super().__init__()
         self.class_names = list(class_names)
@@ -66,10 +71,13 @@ class ImageDataModule(LightningDataModule, ABC):
         self.std = tuple(std)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size or 4 * batch_size
-        self.data_seed = seed
+        self.seed = seed
+        self.data_seed: int | None = None
         self.num_workers = num_workers
         self.drop_last = drop_last
         self.predict_dir = predict_dir
+        self.crop_pct = crop_pct
+        Normalise(self.mean, self.std)  # reports what does not fit before any data are read
         self._own_classes = list(class_names)
         self._plain: dict[Split, Dataset[Batch]] = {}
 
@@ -87,8 +95,10 @@ class ImageDataModule(LightningDataModule, ABC):
         """What decides the pixels besides the files: options of split and transforms."""
 
     def skipped(self) -> dict[str, int]:
-        """Files left out, by split or reason; empty where nothing can be left out."""
-        return {}
+        """Files left out, by reason; empty where nothing can be left out."""
+        return (
+            {"unreadable in predict_dir": len(self.predict_folder.bad)} if self.predict_dir else {}
+        )
 
     def dataset(self, split: Split) -> Dataset[Batch]:
         """A split without augmentation, built once."""
@@ -104,7 +114,7 @@ class ImageDataModule(LightningDataModule, ABC):
             "test": ("test",),
             "predict": (),
         }
-        for split in needed.get(stage, SPLITS):
+        for split in needed.get(stage, ()):
             self.dataset(split)
 
     def check_classes(self, expected: Sequence[str]) -> None:
@@ -162,17 +172,18 @@ class ImageDataModule(LightningDataModule, ABC):
         """Feed what identifies the items of a split to a hash."""
 
     def train_dataloader(self) -> ResumableLoader[Batch]:
-        """Shuffled, augmented, resumable; a function of (data_seed, epoch)."""
-        if self.data_seed is None:
+        """Shuffled, augmented, resumable; a function of (seed, epoch)."""
+        seed = self.seed if self.seed is not None else self.data_seed
+        if seed is None:
             raise ValueError(
                 f"{type(self).__name__} has no seed: pass seed=..., or set data_seed to the run's"
             )
-        dataset = self._build("train", self.data_seed)
+        dataset = self._build("train", seed)
         trainer = self.trainer
         sampler = EpochBatchSampler(
             len(dataset),  # type: ignore[arg-type]
             self.batch_size,
-            seed=self.data_seed,
+            seed=seed,
             # Overfitting a few batches means the same few batches in every epoch.
             shuffle=not getattr(trainer, "overfit_batches", 0),
             drop_last=self.drop_last,
@@ -193,9 +204,23 @@ class ImageDataModule(LightningDataModule, ABC):
         """The test split in its own order."""
         return self.plain_dataloader("test")
 
+    @cached_property
+    def predict_folder(self) -> PredictFolder:
+        """The images of ``predict_dir``, prepared as in evaluation; ``bad`` names the others."""
+        if self.predict_dir is None:
+            raise ValueError("There is no folder to predict: set predict_dir")
+        return PredictFolder(
+            self.predict_dir,
+            transform=ResizeCentreCrop(self.image_size, crop_pct=self.crop_pct),
+            normalise=Normalise(self.mean, self.std),
+            mode="L" if self.in_chans == 1 else "RGB",
+        )
+
     def predict_dataloader(self) -> DataLoader[Batch]:
-        """The images of ``predict_dir`` with their ``path``, or the test split."""
-        return self.plain_dataloader("test")
+        """``image``, ``index`` and ``path`` of the images in ``predict_dir``, or the test split."""
+        if self.predict_dir is None:
+            return self.plain_dataloader("test")
+        return self._in_order(self.predict_folder)
 
     def _in_order(self, dataset: Dataset[Batch]) -> DataLoader[Batch]:
         return DataLoader(
