@@ -15,7 +15,14 @@ from isoattn.ablate.records import CellResult, StudyResults
 from isoattn.ablate.report.costs import costs, parameters, timing
 from isoattn.ablate.report.files import in_study_order
 from isoattn.ablate.report.items import per_item
-from isoattn.ablate.report.wording import Scale, level_sentence, p_text, rate_text, study_sentence
+from isoattn.ablate.report.wording import (
+    Scale,
+    level_sentence,
+    p_text,
+    rate_sentence,
+    rate_text,
+    study_sentence,
+)
 from isoattn.ablate.selection import (
     ArmLevel,
     Choice,
@@ -50,6 +57,7 @@ def summarise(study: Study, results: StudyResults) -> Data:
             "status": _status(study, results),
             "verdict": {
                 "sentence": study_sentence(study, verdicts.comparisons),
+                "rates": rate_sentence(study),
                 "levels": [
                     {"level": lv, "sentence": level_sentence(study, by_level[lv])} for lv in levels
                 ],

@@ -418,8 +418,10 @@ def _weigh(study: Study, row: Comparison) -> tuple[Word, list[str]]:
     assert row.t is not None and row.sign_flip is not None and row.equivalence is not None
     reasons = []
     for usage in (row.usage, row.baseline_usage):
-        if usage.state in ("unused", "not judged"):
-            reasons.append(f"attention of {usage.arm}: {usage.state}")
+        if usage.state == "unused":
+            reasons.append(f"{usage.arm} does not use its attention")
+        elif usage.state == "not judged":
+            reasons.append(f"whether {usage.arm} uses its attention was not judged")
     if row.pairing.diverged:
         reasons.append(f"{len(row.pairing.diverged)} pairs with a diverged run, counted as worst")
     if row.sign_flip.smallest > ALPHA:

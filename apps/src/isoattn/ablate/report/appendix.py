@@ -34,7 +34,7 @@ def _self_check(check: Data, summary: Data, scale: Scale) -> str:
     found = f"difference {scale.signed(t['mean'])}{unit} ({scale.interval(t['low'], t['high'])}, "
     found += f"{t['n']} pairs)"
     if check["rejects"]:
-        return f"{what}: ALARM, {found} excludes 0. The machinery finds a difference where none is."
+        return f"{what}: alarm, {found} excludes 0: a difference is found where none is."
     tail = (
         f"; largest single difference {scale.value(check['largest'])}{unit}"
         if check["kind"] == "twin"
@@ -46,11 +46,18 @@ def _self_check(check: Data, summary: Data, scale: Scale) -> str:
 def _baseline_line(baseline: Data, summary: Data, scale: Scale) -> str:
     unit = " %" if scale.percent else ""
     start = f"{baseline['name']}: {scale.value(baseline['value'])}{unit}"
-    controls = summary["study"]["controls"]
-    above = [place_of(row) for row in baseline["beaten_by"] if row["arm"] not in controls]
-    if above:
-        return f"{start}; above it: {', '.join(above)}."
-    return f"{start}; NO ARM BEATS IT: the networks are no better than this simple method."
+    study = summary["study"]
+    above: dict[str, list[str]] = {}
+    for row in baseline["beaten_by"]:
+        if row["arm"] not in study["controls"]:
+            above.setdefault(row["level"], []).append(row["arm"])
+    if not above:
+        return f"{start}; no arm beats it: the networks are no better than this simple method."
+    listed = [
+        ", ".join(arms) + ("" if level == "all" else f" ({level_text(level)})")
+        for level, arms in above.items()
+    ]
+    return f"{start}; above it: {'; '.join(listed)}."
 
 
 def items(summary: Data, scale: Scale) -> list[Block]:
@@ -66,9 +73,9 @@ def items(summary: Data, scale: Scale) -> list[Block]:
             (
                 group_of(item),
                 [
-                    *(item["arm"], scale.signed(boot["mean"])),
-                    *(scale.interval(boot["low"], boot["high"]), str(pooled["variant_only"])),
-                    *(str(pooled["baseline_only"]), f"{small} of {len(per_seed)}"),
+                    *(item["arm"], scale.estimate(boot["mean"], boot["low"], boot["high"])),
+                    *(str(pooled["variant_only"]), str(pooled["baseline_only"])),
+                    f"{small} of {len(per_seed)}",
                     f"{p_text(min(per_seed))} to {p_text(max(per_seed))}",
                 ],
             )
@@ -77,7 +84,12 @@ def items(summary: Data, scale: Scale) -> list[Block]:
     return [
         Heading("Single test items"),
         table(
-            ("<arm", "difference", "95 % bootstrap", "right in the arm only", f"in {base} only")
+            (
+                "<arm",
+                "difference [95 % bootstrap]",
+                "right in the arm only",
+                f"in {base} only",
+            )
             + ("seeds with p < .05", "McNemar p"),
             rows,
             "Bootstrap over seeds, then items; narrow over few seeds, so no verdict rests on it. "

@@ -59,7 +59,12 @@ def usage_chart(summary: Data, scale: Scale) -> str | None:
             ax.plot([swapped, own], [y, y], color=color, linewidth=2, alpha=0.5, zorder=2)
             ax.plot(swapped, y, marker, color=color, markersize=6, fillstyle="none", zorder=3)
             ax.plot(own, y, marker, color=color, markersize=6, zorder=4)
-            _columns(ax, y, _estimate(row["drop"], scale), row["state"])
+            _columns(
+                ax,
+                y,
+                scale.estimate(*(row["drop"][k] for k in ("mean", "low", "high"))),
+                row["state"],
+            )
         ax.margins(x=0.07)
         ax.set_xlabel(f"test {scale.unit}; filled: as trained, open: attention replaced")
         _column_titles(ax, "drop [95 % interval]", "attention")
@@ -127,16 +132,7 @@ def _effect_row(ax: Axes, y: float, row: Row, scale: Scale, arm: style.ArmStyle)
     else:
         edge, marker = (low, "<") if mean < low else (high, ">")
         ax.plot(edge, y, marker, color=arm.color, markersize=8, clip_on=False, zorder=4)
-    _columns(ax, y, _estimate(d, scale), row["verdict"])
-
-
-def _estimate(t: Row, scale: Scale) -> str:
-    interval = scale.interval(t["low"], t["high"])
-    return (
-        f"{scale.signed(t['mean'])}  [{interval}]"
-        if t["low"] is not None
-        else (f"{scale.signed(t['mean'])}  [one seed]")
-    )
+    _columns(ax, y, scale.estimate(d["mean"], d["low"], d["high"]), row["verdict"])
 
 
 def _columns(ax: Axes, y: float, estimate: str, word: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable
-from html import escape
 
 from isoattn.ablate.report import style
 from isoattn.ablate.report.blocks import Block, Bullets, Chart, Heading, Listing, Table, Text
@@ -23,7 +23,7 @@ _CSS = """
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body {
-  margin: 0 auto; padding: 2.2rem 1.25rem 4rem; max-width: 58rem;
+  margin: 0 auto; padding: 2.2rem 1.25rem 4rem; max-width: 60rem;
   background: var(--paper); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
 }
@@ -52,19 +52,20 @@ figure svg { display: block; width: 100%; min-width: 38rem; height: auto; }
 figure svg * { stroke-linejoin: round; }
 figcaption { margin-top: .35rem; max-width: 48rem; }
 table {
-  border-collapse: collapse; font-size: .86rem; line-height: 1.35;
+  border-collapse: collapse; font-size: .82rem; line-height: 1.35;
   font-variant-numeric: tabular-nums; margin: .4rem 0;
 }
-th, td { padding: .28rem .65rem; text-align: left; vertical-align: top; }
+th, td { padding: .28rem .5rem; text-align: left; vertical-align: top; }
 th:first-child, td:first-child { padding-left: 0; }
-th.n, td.n { text-align: right; white-space: nowrap; }
+th.n, td.n { text-align: right; }
+td { white-space: nowrap; }
+td.long { white-space: normal; min-width: 14rem; }
 thead th {
   color: var(--soft); font-weight: 600; vertical-align: bottom;
   border-top: 1.5px solid var(--ink); border-bottom: 1px solid var(--ink);
 }
 tbody:last-child tr:last-child td { border-bottom: 1.5px solid var(--ink); }
 tr.group th { padding-top: .65rem; }
-td.word { white-space: nowrap; }
 pre {
   background: var(--band); padding: .7rem .9rem; border-radius: 4px; overflow-x: auto;
   font: .8rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace;
@@ -96,6 +97,14 @@ def to_html(title: str, blocks: Iterable[Block]) -> str:
     )
 
 
+def escape(text: str) -> str:
+    """Text as HTML; a number and its sign stay on one line."""
+    text = html.escape(text, quote=True)
+    for loose in (" %", " ±", "± ", "p = ", "p &lt; "):
+        text = text.replace(loose, loose.replace(" ", "\N{NO-BREAK SPACE}"))
+    return text
+
+
 def _block(block: Block) -> str:
     match block:
         case Heading(text):
@@ -108,13 +117,13 @@ def _block(block: Block) -> str:
         case Table():
             return _table(block)
         case Chart(_, svg, alt, caption):
-            picture = style.inline(svg, escape(alt, quote=True))
+            picture = style.inline(svg, escape(alt))
             return (
                 f'<figure><div class="wide">{picture}</div>'
                 f"<figcaption>{escape(caption)}</figcaption></figure>"
             )
         case Listing(text):
-            return f"<pre>{escape(text.rstrip())}</pre>"
+            return f"<pre>{html.escape(text.rstrip())}</pre>"  # To be copied: no special blanks.
 
 
 def _kind(kind: str) -> str:
@@ -133,9 +142,7 @@ def _table(block: Table) -> str:
         span = f'<tr class="group"><th colspan="{len(heads)}">{escape(title)}</th></tr>'
         lines = "".join(
             "<tr>"
-            + "".join(
-                f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, kinds, strict=True)
-            )
+            + "".join(_cell(cell, kind) for cell, kind in zip(row, kinds, strict=True))
             + "</tr>"
             for row in rows
         )
@@ -145,3 +152,9 @@ def _table(block: Table) -> str:
         f'<div class="wide"><table><thead><tr>{head}</tr></thead>{"".join(bodies)}</table></div>'
         f"{caption}"
     )
+
+
+def _cell(text: str, kind: str) -> str:
+    # Error lines and lists of versions may wrap; names and numbers may not.
+    kind = ' class="long"' if len(text) > 40 else kind
+    return f"<td{kind}>{escape(text)}</td>"

@@ -7,7 +7,7 @@ from typing import Any
 
 from isoattn.ablate.report import curves, effects
 from isoattn.ablate.report.blocks import Block, Bullets, Chart, Heading, Table, Text, table
-from isoattn.ablate.report.wording import NONE, Scale, level_text, p_text, rate_text
+from isoattn.ablate.report.wording import NONE, Scale, level_text, p_text, plain_number, rate_text
 
 Data = Mapping[str, Any]
 
@@ -35,7 +35,8 @@ def front(summary: Data, scale: Scale) -> list[Block]:
         (f"With {level_text(v['level'])}: " if v["level"] != "all" else "") + v["sentence"]
         for v in verdicts
     ]
-    blocks += [Bullets(tuple(lines), "verdict"), Text("; ".join(facts) + ".", "note")]
+    blocks.append(Bullets(tuple(lines), "verdict"))
+    blocks.append(Text(f"{summary['verdict']['rates']} {_capital('; '.join(facts))}.", "note"))
     return blocks
 
 
@@ -70,32 +71,31 @@ def _result_table(summary: Data, scale: Scale) -> Table:
     rows = []
     for row in summary["results"]:
         d = row["difference"] or {}
-        runs = str(row["n"])
-        if row["diverged"]:
-            runs += f", {len(row['diverged'])} diverged"
+        runs = f"{row['n']}, {len(row['diverged'])} diverged" if row["diverged"] else str(row["n"])
         cells = [
-            row["arm"],
-            rate_text(row["rate"]),
-            runs,
-            scale.value(row["mean"]),
-            scale.value(row["sd"]),
-            scale.signed(d.get("mean")),
-            scale.interval(d.get("low"), d.get("high")),
-            str(d["n"]) if d else NONE,
-            p_text(row["p_sign_flip"]),
-            p_text(row["p_holm"]),
-            NONE if row["effect"] is None else f"{row['effect']:.1f}".replace("-", "−"),
-            NONE if row["fresh_seed"] is None else f"{row['fresh_seed']:.2f}",
-            row["verdict"],
+            *(row["arm"], rate_text(row["rate"]), runs),
+            scale.with_sd(row["mean"], row["sd"]),
+            scale.estimate(d.get("mean"), d.get("low"), d.get("high")),
+            *(row["verdict"], str(d["n"]) if d else NONE),
+            *(p_text(row["p_sign_flip"]), p_text(row["p_holm"])),
+            p_text((row["equivalence"] or {}).get("p_holm")),
+            *(plain_number(row["effect"], 1), plain_number(row["fresh_seed"], 2)),
         ]
         rows.append((group_of(row), cells))
     return table(
-        ("<arm", "rate", "runs", f"test {scale.unit}", "SD", "difference", "95 % interval", "pairs")
-        + ("p sign-flip", "p t, Holm", "d", "P(fresh)", "<verdict"),
+        (
+            "<arm",
+            "rate",
+            "runs",
+            f"test {scale.unit} ± SD",
+            "difference [95 % interval]",
+        )
+        + ("<verdict", "pairs", "p sign-flip", "p t-test", "p TOST", "d", "P(fresh)"),
         rows,
         "Mean and SD over confirmation seeds, diverged runs counted as the worst result. "
-        "Difference to the baseline, paired by seed; d: mean over SD of the differences (Hedges' correction); "
-        "P(fresh): probability that the arm beats the baseline on one more seed.",
+        "Difference to the baseline, paired by seed; p of t-test and TOST (equivalence within the "
+        "margin) Holm-adjusted over the arms; d: mean over SD of the differences (Hedges' "
+        "correction); P(fresh): probability that the arm beats the baseline on one more seed.",
     )
 
 
@@ -123,34 +123,37 @@ def attention_used(summary: Data, scale: Scale) -> list[Block]:
             (
                 group_of(row),
                 [
-                    row["arm"],
-                    row["replaced_by"] or NONE,
-                    scale.value(row["own"]),
-                    scale.value(row["replaced"]),
-                    scale.signed(drop.get("mean")),
-                    scale.interval(drop.get("low"), drop.get("high")),
-                    scale.value(row["spread"]),
-                    _used(row["state"]),
-                    row["reason"],
+                    *(row["arm"], row["replaced_by"] or NONE),
+                    *(scale.value(row["own"]), scale.value(row["replaced"])),
+                    scale.estimate(drop.get("mean"), drop.get("low"), drop.get("high")),
+                    *(scale.value(row["spread"]), _used(row["state"])),
                 ],
             )
         )
-    columns = ("<arm", "<replaced by", f"as trained, {scale.unit}", "replaced", "drop")
-    blocks.append(table((*columns, "95 % interval", "SD over seeds", "<attention", "<why"), cells))
+    columns = ("<arm", "<replaced by", f"as trained, {scale.unit}", "replaced")
+    blocks.append(
+        table(
+            (*columns, "drop [95 % interval]", "SD over seeds", "<attention"),
+            cells,
+        )
+    )
+    notes = [f"{place_of(row)}: {row['reason']}" for row in rows if row["state"] != "used"]
+    if notes:
+        blocks.append(Bullets(tuple(notes), "note"))
     if summary["gauges"]:
         gauges = [
             (
                 group_of(g),
                 [
-                    *(g["arm"], g["without"], scale.signed(g["mean"])),
-                    *(scale.interval(g["low"], g["high"]), str(g["n"])),
+                    *(g["arm"], g["without"]),
+                    *(scale.estimate(g["mean"], g["low"], g["high"]), str(g["n"])),
                 ],
             )
             for g in summary["gauges"]
         ]
         blocks.append(
             table(
-                ("<arm", "<above", "gain", "95 % interval", "pairs"),
+                ("<arm", "<above", "gain [95 % interval]", "pairs"),
                 gauges,
                 "Gauge: what an arm scores above an arm trained without any mixing, by the same "
                 "pairs (positive = better). A difference between attentions matters only where "
@@ -178,38 +181,35 @@ def learning_rates(summary: Data, scale: Scale) -> list[Block]:
                 "rate; cross: diverged runs, counted as the worst result.",
             )
         )
-    rows = []
-    for c in searched:
-        diverged = sum(len(p["diverged"]) for p in c["curve"])
-        low, high = c["window"]
-        window = f"{rate_text(low)} to {rate_text(high)}" if low != high else rate_text(low)
-        grid = f"{rate_text(c['curve'][0]['rate'])} to {rate_text(c['curve'][-1]['rate'])}"
-        rows.append(
-            (
-                group_of(c),
-                [
-                    *(c["arm"], rate_text(c["rate"]), scale.value(c["score"])),
-                    *(f"{window} ({c['window_decades']:.1f})", rate_text(c["shared_rate"])),
-                    *(scale.value(c["shared_score"]), f"{len(c['curve'])}: {grid}", str(diverged)),
-                    f"best at the {c['edge']} edge"
-                    if c["edge"]
-                    else "flat"
-                    if c["flat"]
-                    else "inside",
-                ],
-            )
-        )
-    columns = ("<arm", "own rate", f"validation {scale.unit}", "window (decades)", "shared rate")
+    rows = [(group_of(choice), _choice_cells(choice, scale)) for choice in searched]
+    grids = {tuple(point["rate"] for point in choice["curve"]) for choice in searched}
+    grid = ", ".join(map(rate_text, sorted({rate for rates in grids for rate in rates})))
+    same = "the same for every arm" if len(grids) == 1 else "NOT yet the same for every arm"
     blocks.append(
         table(
-            (*columns, "at shared rate", "rates tried", "diverged", "<best"),
+            ("<arm", "own rate", f"validation {scale.unit}", "window", "decades", "shared rate")
+            + ("at the shared rate", "diverged runs", "<best lies"),
             rows,
-            "Chosen on validation over the search seeds, ties to the smaller rate. Window: rates "
-            f"around it within {scale.margin(summary['study']['metric']['margin'])} of the best. "
-            "Shared rate: the one that is best on average over the arms, controls aside.",
+            f"Grid: {grid}; {same}. Chosen on validation over the search seeds, ties to the "
+            "smaller rate. Window: rates around it within "
+            f"{scale.margin(summary['study']['metric']['margin'])} of the best. Shared rate: best "
+            "on average over the arms, controls aside.",
         )
     )
     return blocks
+
+
+def _choice_cells(choice: Data, scale: Scale) -> list[str]:
+    low, high = choice["window"]
+    edge = f"at the {choice['edge']} edge" if choice["edge"] else "inside"
+    return [
+        *(choice["arm"], rate_text(choice["rate"]), scale.value(choice["score"])),
+        f"{rate_text(low)} to {rate_text(high)}" if low != high else rate_text(low),
+        *(f"{choice['window_decades']:.1f}", rate_text(choice["shared_rate"])),
+        scale.value(choice["shared_score"]),
+        str(sum(len(point["diverged"]) for point in choice["curve"])),
+        "anywhere: flat" if choice["flat"] else edge,
+    ]
 
 
 def learning_curves(summary: Data, scale: Scale) -> list[Block]:
@@ -238,7 +238,7 @@ def factors(summary: Data, scale: Scale) -> list[Block]:
         (
             f"{i['factor']}: {i['from']} → {i['to']}",
             [
-                *(i["arm"], scale.signed(i["mean"]), scale.interval(i["low"], i["high"])),
+                *(i["arm"], scale.estimate(i["mean"], i["low"], i["high"])),
                 *(str(i["n"]), p_text(i["p"])),
             ],
         )
@@ -247,7 +247,12 @@ def factors(summary: Data, scale: Scale) -> list[Block]:
     return [
         Heading("Factors"),
         table(
-            ("<arm", "change of the difference", "95 % interval", "seeds", "p t"),
+            (
+                "<arm",
+                "change of the difference [95 % interval]",
+                "seeds",
+                "p t-test",
+            ),
             rows,
             f"Difference of differences: (arm − {summary['study']['baseline']}) at the second "
             "level minus the same at the first, paired by seed, averaged over other factors; p not "

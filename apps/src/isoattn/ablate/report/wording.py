@@ -84,6 +84,16 @@ class Scale:
             return NONE
         return f"{self.signed(low)} to {self.signed(high)}"
 
+    def estimate(self, mean: float | None, low: float | None, high: float | None) -> str:
+        """``−9.9 [−10.3, −9.4]``; without interval where there is none."""
+        if mean is None or low is None or high is None:
+            return self.signed(mean)
+        return f"{self.signed(mean)} [{self.signed(low)}, {self.signed(high)}]"
+
+    def with_sd(self, mean: float | None, sd: float | None) -> str:
+        """``91.8 ± 0.9``."""
+        return self.value(mean) if sd is None else f"{self.value(mean)} ± {self.value(sd)}"
+
 
 def p_text(p: float | None) -> str:
     """``.0312``, ``.25``, ``< .0001``."""
@@ -99,6 +109,14 @@ def p_clause(p: float) -> str:
     """``p = .0312`` or ``p < .0001``."""
     text = p_text(p)
     return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
+def plain_number(value: float | None, decimals: int) -> str:
+    """``−1.1``; a rounded zero has no sign."""
+    if value is None:
+        return NONE
+    text = f"{value:.{decimals}f}"
+    return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
 
 
 def rate_text(rate: float | None) -> str:
@@ -127,14 +145,14 @@ def comparison_clause(study: Study, row: Comparison) -> str:
         flip = -1 if row.t.mean < 0 else 1
         low, high = sorted((flip * row.t.low, flip * row.t.high))
         inside = f"95 % interval {scale.value(low)} to {scale.value(high)}, {seeds}, "
-        inside += f"{_sign_flip(row.sign_flip, row.t.n)}, {p_clause(row.holm)} t, Holm-adjusted"
+        inside += f"{_sign_flip(row.sign_flip, row.t.n)}, {p_clause(row.holm)} t-test after Holm"
         return f"{arm} is {row.word} than {base} by {scale.amount(row.t.mean)} ({inside})"
     if row.word == "equivalent":
         e = row.equivalence
         inside = (
             f"difference {difference}, 90 % interval {scale.interval(e.low, e.high)}, {seeds}, "
         )
-        inside += f"TOST {p_clause(row.equivalence_holm)}, Holm-adjusted"
+        inside += f"TOST {p_clause(row.equivalence_holm)} after Holm"
         return f"{arm} and {base} are equivalent within {scale.margin(e.margin)} ({inside})"
     if row.word == "inconclusive":
         inside = f"{interval}{seeds}, {_sign_flip(row.sign_flip, row.t.n)}"
