@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from isoattn.ablate.records import ArmCost, CellResult, StudyResults
+from isoattn.ablate.selection import chosen_rates
 from isoattn.ablate.study import Study, level_name, study_from_dict
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
@@ -97,9 +99,16 @@ def make_cell(
 
 
 def make_results(
-    study: Study, *, folder: Path | None = None, skill: dict[str, float] | None = None
+    study: Study,
+    *,
+    folder: Path | None = None,
+    skill: dict[str, float] | None = None,
+    spoil: Callable[[CellResult], CellResult] = lambda cell: cell,
 ) -> StudyResults:
-    """A complete study: search, confirmation at each arm's best rate, costs, a baseline."""
+    """A complete study: search, confirmation at each arm's best rate, costs, a baseline.
+
+    ``spoil`` changes cells as they are made, before the rates are chosen.
+    """
     searched, confirmed = [], []
     several = len(study.search.values) > 1
     for levels in study.level_sets:
@@ -107,17 +116,16 @@ def make_results(
             for rate in study.search.values if several else ():
                 for seed in study.search.seeds:
                     cell = make_cell(study, arm, levels, rate, seed, "search", skill=skill)
-                    searched.append(cell)
-    from isoattn.ablate.selection import chosen_rates
-
+                    searched.append(spoil(cell))
     chosen = chosen_rates(study, searched, study.search.values)
     for levels in study.level_sets:
         for arm in study.arms:
             rate = chosen[arm, level_name(levels)].rate if several else study.search.values[0]
             for seed in study.confirm_seeds:
-                confirmed.append(
-                    make_cell(study, arm, levels, rate, seed, "confirm", skill=skill, folder=folder)
+                cell = make_cell(
+                    study, arm, levels, rate, seed, "confirm", skill=skill, folder=folder
                 )
+                confirmed.append(spoil(cell))
     return StudyResults(
         cells=searched + confirmed,
         costs=[_cost(arm, levels) for levels in study.level_sets for arm in study.arms],

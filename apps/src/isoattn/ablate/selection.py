@@ -83,6 +83,7 @@ class Pairing:
         void: seed -> why the two runs are no pair (P3).
         missing: planned seeds that have no run on one side yet.
         diverged: seeds at which one of the two diverged and counts as the worst result.
+        both_diverged: of them, seeds at which both did: no difference, and no information.
     """
 
     variant: dict[int, float]
@@ -90,6 +91,7 @@ class Pairing:
     void: dict[int, str]
     missing: tuple[int, ...]
     diverged: tuple[int, ...]
+    both_diverged: tuple[int, ...] = ()
 
     @property
     def differences(self) -> dict[int, float]:
@@ -112,7 +114,8 @@ def chosen_rates(
         rates: the grid as run, extensions included.
 
     Returns:
-        A choice per arm and level set; a pair without a single usable search run is left out.
+        A choice per arm and level set. An arm without a single usable search run gets the shared
+        rate and no score, so that the study can go on; its failed cells block its verdict.
     """
     grid = sorted(set(rates)) or sorted(set(study.search.values))
     curves = _curves(study, cells, grid)
@@ -121,9 +124,12 @@ def chosen_rates(
     chosen: dict[ArmLevel, Choice] = {}
     for level in map(level_name, study.level_sets):
         usable = {arm: c for arm in study.arms if _candidates(c := curves[arm, level])}
-        shared = _shared_rate(study, usable)
-        for arm, curve in usable.items():
-            chosen[arm, level] = _choose(study.metric, (arm, level), curve, shared)
+        shared = _shared_rate(study, usable, grid)
+        for key in ((arm, level) for arm in study.arms):
+            if key[0] in usable:
+                chosen[key] = _choose(study.metric, key, curves[key], shared)
+            else:
+                chosen[key] = _only(key, shared, curves[key])
     return chosen
 
 
@@ -195,7 +201,7 @@ def pair_up(study: Study, runs: Runs, score: Score, arm: str, level: str) -> Pai
     variants, baselines = runs.get((arm, level), {}), runs.get((study.baseline, level), {})
     name = f"test/{study.metric.name}"
     pairing = Pairing({}, {}, {}, (), ())
-    missing, diverged = [], []
+    missing, diverged, both = [], [], []
     for seed in study.confirm_seeds:
         if seed not in variants or seed not in baselines:
             missing.append(seed)
@@ -210,7 +216,14 @@ def pair_up(study: Study, runs: Runs, score: Score, arm: str, level: str) -> Pai
         pairing.variant[seed], pairing.baseline[seed] = variant, baseline
         if any(is_diverged(cell, name) for cell in pair):
             diverged.append(seed)
-    return replace(pairing, missing=tuple(missing), diverged=tuple(diverged))
+        if all(is_diverged(cell, name) for cell in pair):
+            both.append(seed)
+    return replace(
+        pairing,
+        missing=tuple(missing),
+        diverged=tuple(diverged),
+        both_diverged=tuple(both),
+    )
 
 
 def void_reason(variant: CellResult, baseline: CellResult) -> str | None:
@@ -306,15 +319,20 @@ def _best(metric: Metric, curve: Iterable[RatePoint]) -> RatePoint:
     return max(_candidates(curve), key=lambda p: (sign * p.mean, -p.rate))
 
 
-def _shared_rate(study: Study, curves: Mapping[str, Sequence[RatePoint]]) -> float:
-    """Best on average over the arms in question; controls only count if there is nothing else."""
+def _shared_rate(
+    study: Study, curves: Mapping[str, Sequence[RatePoint]], grid: Sequence[float]
+) -> float:
+    """Best on average over the arms in question; controls only count if there is nothing else.
+
+    The middle of the grid where no search run has finished yet.
+    """
     judged = [arm for arm in curves if arm not in study.controls] or list(curves)
     means: dict[float, list[float]] = {}
     for arm in judged:
         for point in _candidates(curves[arm]):
             means.setdefault(point.rate, []).append(point.mean)
     if not means:
-        return min(study.search.values)
+        return grid[(len(grid) - 1) // 2]
     everywhere = max(len(values) for values in means.values())
     average = {r: math.fsum(v) / len(v) for r, v in means.items() if len(v) == everywhere}
     sign = 1.0 if study.metric.mode == "max" else -1.0
@@ -344,5 +362,6 @@ def _choose(metric: Metric, key: ArmLevel, curve: tuple[RatePoint, ...], shared:
 
 
 def _only(key: ArmLevel, rate: float, curve: tuple[RatePoint, ...]) -> Choice:
-    score = curve[0].mean if curve and curve[0].values else None
+    """The rate of an arm that has no curve to choose from."""
+    score = curve[0].mean if len(curve) == 1 and curve[0].values else None
     return Choice(*key, rate, score, curve, None, False, (rate, rate), rate, score)

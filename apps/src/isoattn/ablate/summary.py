@@ -55,13 +55,9 @@ def summarise(study: Study, results: StudyResults) -> Data:
         {
             "study": {**study.as_dict(), "hash": study.hash, "levels": levels},
             "status": _status(study, results),
-            "verdict": {
-                "sentence": study_sentence(study, verdicts.comparisons),
-                "rates": rate_sentence(study),
-                "levels": [
-                    {"level": lv, "sentence": level_sentence(study, by_level[lv])} for lv in levels
-                ],
-            },
+            "verdict": study_sentence(study, verdicts.comparisons),
+            "level_verdicts": {lv: level_sentence(study, by_level[lv]) for lv in levels},
+            "rates": rate_sentence(study),
             "results": rows,
             "search": [_choice(choice) for choice in choices.values()],
             "curves": _curves(study, cells, choices, runs),
@@ -86,7 +82,7 @@ def summarise(study: Study, results: StudyResults) -> Data:
             "baselines": _baselines(study, results, rows),
             "deviations": list(results.deviations),
             "gate_failures": list(results.gate_failures),
-            "troubles": _troubles(study, cells, verdicts),
+            "troubles": _troubles(study, cells, choices, verdicts),
             "environment": dict(results.environment),
             "costs": costs(study, results, rows),
             "timing": timing(study, cells, runs),
@@ -178,13 +174,12 @@ def _result_rows(
             mine = runs.get(key, {})
             values = {s: v for s in sorted(mine) if (v := score(mine[s])) is not None}
             t = paired_t(list(values.values())) if values else None
-            choice = choices.get(key)
             rows.append(
                 {
                     "level": key[1],
                     "levels": levels,
                     "arm": arm,
-                    "rate": choice.rate if choice else None,
+                    "rate": _known_rate(study, choices[key]),
                     "n": len(values),
                     "mean": t.mean if t else None,
                     "sd": t.sd if t else None,
@@ -194,6 +189,11 @@ def _result_rows(
                 }
             )
     return rows
+
+
+def _known_rate(study: Study, choice: Choice) -> float | None:
+    """The arm's rate, None while its search has no result."""
+    return choice.rate if choice.score is not None or len(study.search.values) == 1 else None
 
 
 def _compared(row: Comparison | None) -> Data:
@@ -304,7 +304,12 @@ def _baselines(study: Study, results: StudyResults, rows: Sequence[Data]) -> lis
     return found
 
 
-def _troubles(study: Study, cells: Sequence[CellResult], verdicts: Verdicts) -> Data:
+def _troubles(
+    study: Study,
+    cells: Sequence[CellResult],
+    choices: Mapping[ArmLevel, Choice],
+    verdicts: Verdicts,
+) -> Data:
     name = f"test/{study.metric.name}"
 
     def line(cell: CellResult) -> Data:
@@ -317,6 +322,13 @@ def _troubles(study: Study, cells: Sequence[CellResult], verdicts: Verdicts) -> 
     return {
         "failed": [line(cell) for cell in cells if cell.status == "failed"],
         "diverged": [line(cell) for cell in cells if is_diverged(cell, name)],
+        "other_rate": [
+            line(cell)
+            for cell in cells
+            if cell.stage == "confirm"
+            and (choice := choices.get((cell.arm, level_name(cell.levels)))) is not None
+            and cell.learning_rate != choice.rate
+        ],
         "void": [
             {"arm": row.arm, "level": row.level, "seed": seed, "reason": reason}
             for row in verdicts.comparisons

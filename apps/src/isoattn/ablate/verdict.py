@@ -378,6 +378,8 @@ def _decide(study: Study, results: StudyResults, row: Comparison) -> tuple[Word,
         return "unfinished", [f"seeds not there yet: {seeds}"]
     if row.t is None:
         return "blocked", ["every pair is void"]
+    if len(row.pairing.both_diverged) == row.t.n:
+        return "blocked", ["every run of both arms diverged"]
     if not study.claim:
         return "no claim", [f"{study.preset}: no claim"]
     if row.t.n < MINIMUM_PAIRS:

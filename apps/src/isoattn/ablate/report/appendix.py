@@ -30,13 +30,12 @@ def _self_check(check: Data, summary: Data, scale: Scale) -> str:
         what = f"A/A{where}: no arm repeats {base}; first half of its seeds against the second"
     if t is None:
         return f"{what}: too few runs to judge."
-    unit = " points" if scale.percent else ""
-    found = f"difference {scale.signed(t['mean'])}{unit} ({scale.interval(t['low'], t['high'])}, "
+    found = f"difference {scale.difference(t['mean'])} ({scale.interval(t['low'], t['high'])}, "
     found += f"{t['n']} pairs)"
     if check["rejects"]:
         return f"{what}: alarm, {found} excludes 0: a difference is found where none is."
     tail = (
-        f"; largest single difference {scale.value(check['largest'])}{unit}"
+        f"; largest single difference {scale.amount(check['largest'])}"
         if check["kind"] == "twin"
         else "; not paired by seed, so it shows gross faults only"
     )
@@ -196,9 +195,13 @@ def troubles(summary: Data) -> list[Block]:
     """Deviations, gate failures, failed, diverged and void: all listed, none dropped."""
     found = summary["troubles"]
     blocks: list[Block] = [Heading("Deviations and troubles")]
+    other = found["other_rate"]
     lines = [f"Deviation: {line}" for line in summary["deviations"]]
     lines += [f"Conformance gate: {line}" for line in summary["gate_failures"]]
     lines += [f"Void pair: {place_of(v)}, seed {v['seed']}: {v['reason']}" for v in found["void"]]
+    lines += [
+        f"Not counted, run at another rate than the chosen one: {_where_run(c)}" for c in other
+    ]
     lines += [
         f"At the {c['edge']} edge of the grid: best rate of {place_of(c)}, {rate_text(c['rate'])}"
         for c in summary["search"]
@@ -216,6 +219,10 @@ def troubles(summary: Data) -> list[Block]:
         text = "None: as registered, no failed or diverged cell, no void pair."
         blocks.append(Text(text))
     return blocks
+
+
+def _where_run(cell: Data) -> str:
+    return f"{cell['cell']} ({place_of(cell)}, rate {rate_text(cell['rate'])}, seed {cell['seed']})"
 
 
 def _cells(cells: Sequence[Data], caption: str) -> Block:

@@ -30,9 +30,8 @@ def _block(block: Block) -> str:
             if kind == "warning":
                 return f"> **{escape(text)}**"
             return f"**{escape(text)}**" if kind == "verdict" else escape(text)
-        case Bullets(items, kind):
-            mark = "**" if kind == "verdict" else ""
-            return "\n".join(f"- {mark}{escape(item)}{mark}" for item in items)
+        case Bullets(items, _):
+            return "\n".join(f"- {escape(item)}" for item in items)
         case Table():
             return _table(block)
         case Chart(name, _, alt, caption):

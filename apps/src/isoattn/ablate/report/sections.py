@@ -30,13 +30,12 @@ def front(summary: Data, scale: Scale) -> list[Block]:
     ]
     blocks: list[Block] = [Text(study["question"])] if study["question"] else []
     blocks += [Text(_capital(line), "warning") for line in status["warnings"]]
-    verdicts = summary["verdict"]["levels"]
     lines = [
-        (f"With {level_text(v['level'])}: " if v["level"] != "all" else "") + v["sentence"]
-        for v in verdicts
+        (f"With {level_text(level)}: " if level != "all" else "") + sentence
+        for level, sentence in summary["level_verdicts"].items()
     ]
     blocks.append(Bullets(tuple(lines), "verdict"))
-    blocks.append(Text(f"{summary['verdict']['rates']} {_capital('; '.join(facts))}.", "note"))
+    blocks.append(Text(f"{summary['rates']} {_capital('; '.join(facts))}.", "note"))
     return blocks
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from isoattn.ablate.statistics import SignFlip
 from isoattn.ablate.study import Metric, Study
-from isoattn.ablate.verdict import Comparison
+from isoattn.ablate.verdict import ALPHA, Comparison
 
 FRACTIONS = ("accuracy", "acc", "precision", "recall", "f1", "auc", "auroc", "ap", "map", "top1")
 """Metrics between 0 and 1, by a word of their name: shown as percent, differences in points."""
@@ -21,8 +21,8 @@ class Scale:
 
     Args:
         name: of the metric.
-        percent: as percent, else plain with four significant digits.
-        decimals: of percents: one, or two where the margin is below a point.
+        percent: as percent, differences in points; else plain numbers.
+        decimals: one more than the margin needs; of percents one or two.
     """
 
     name: str
@@ -33,9 +33,10 @@ class Scale:
     def of(cls, metric: Metric) -> Scale:
         """The scale of a metric, from its name and its margin."""
         words = metric.name.lower().replace("@", "_").replace("-", "_").split("_")
-        return cls(
-            metric.name, any(w in FRACTIONS for w in words), 1 if metric.margin >= 0.01 else 2
-        )
+        percent = any(word in FRACTIONS for word in words)
+        step = metric.margin * (100 if percent else 1)
+        decimals = 1 - math.floor(math.log10(step) + 1e-9) if step > 0 else 4
+        return cls(metric.name, percent, min(max(decimals, 1), 2 if percent else 6))
 
     @property
     def unit(self) -> str:
@@ -55,27 +56,25 @@ class Scale:
         """``93.4``, without the unit (column heads carry it)."""
         if value is None or not math.isfinite(value):
             return NONE
-        text = f"{100 * value:.{self.decimals}f}" if self.percent else f"{value:.4g}"
-        return text.replace("-", "−")
+        return plain_number(self.scaled(value), self.decimals)
 
     def signed(self, value: float | None) -> str:
         """``+1.2`` or ``−10.1``."""
-        if value is None or not math.isfinite(value):
-            return NONE
-        text = f"{100 * value:+.{self.decimals}f}" if self.percent else f"{value:+.3g}"
-        return "0" + text[2:] if float(text) == 0 else text.replace("-", "−")
+        text = self.value(value)
+        return f"+{text}" if text[0].isdigit() and float(text) > 0 else text
+
+    def difference(self, value: float) -> str:
+        """``+1.2 points``, ``−0.031 in loss``."""
+        return self.signed(value) + (" points" if self.percent else f" in {self.name}")
 
     def amount(self, value: float) -> str:
-        """A difference with its unit, without sign: ``10.1 points``, ``0.031 in loss``."""
-        if not self.percent:
-            return f"{abs(value):.3g} in {self.name}"
-        text = f"{abs(100 * value):.{self.decimals}f}"
-        return f"{text} point{'' if float(text) == 1 else 's'}"
+        """A difference without sign: ``10.1 points``, ``0.031 in loss``."""
+        return self.difference(abs(value)).lstrip("+")
 
     def margin(self, margin: float) -> str:
         """``±1 point``."""
         if not self.percent:
-            return f"±{margin:.3g} in {self.name}"
+            return f"±{margin:g} in {self.name}"
         return f"±{100 * margin:g} point{'' if math.isclose(margin, 0.01) else 's'}"
 
     def interval(self, low: float | None, high: float | None) -> str:
@@ -136,9 +135,13 @@ def comparison_clause(study: Study, row: Comparison) -> str:
     """The verdict on one arm in one clause; negative and open results have the same form."""
     scale, base, arm = Scale.of(study.metric), study.baseline, row.arm
     if row.t is None or row.sign_flip is None or row.equivalence is None:
+        if row.word == "unfinished":
+            return f"{arm} against {base} is unfinished: no pair yet"
         return f"no verdict on {arm} against {base}: {'; '.join(row.reasons)}"
     seeds = f"{row.t.n} paired seed{'s' if row.t.n > 1 else ''}"
-    difference = scale.signed(row.t.mean) + (" points" if scale.percent else f" in {scale.name}")
+    if row.pairing.diverged:
+        seeds += f", {len(row.pairing.diverged)} with a diverged run"
+    difference = scale.difference(row.t.mean)
     interval = f"95 % interval {scale.interval(row.t.low, row.t.high)}, " if row.t.n > 1 else ""
     evidence = f"difference {difference} ({interval}{seeds})"
     if row.word in ("better", "worse"):
@@ -156,10 +159,10 @@ def comparison_clause(study: Study, row: Comparison) -> str:
         return f"{arm} and {base} are equivalent within {scale.margin(e.margin)} ({inside})"
     if row.word == "inconclusive":
         inside = f"{interval}{seeds}, {_sign_flip(row.sign_flip, row.t.n)}"
-        return (
-            f"{arm} against {base} is inconclusive: difference {difference} ({inside}), neither "
-            f"clear of 0 nor within {scale.margin(row.equivalence.margin)}"
-        )
+        why = f"neither clear of 0 nor within {scale.margin(row.equivalence.margin)}"
+        if row.equivalence_holm < ALPHA:
+            why = "equivalence is not claimed over diverged runs"
+        return f"{arm} against {base} is inconclusive: difference {difference} ({inside}), {why}"
     if row.word == "a/a alarm":
         return f"A/A alarm: {arm} is the baseline again and differs, {evidence}"
     if row.word == "a/a passed":
@@ -187,12 +190,11 @@ def level_sentence(study: Study, rows: Sequence[Comparison]) -> str:
 def _control_clause(study: Study, row: Comparison) -> str:
     """Controls in few words; their numbers are in the table."""
     if row.t is None:
-        return f"no verdict on {row.arm}"
+        return f"{row.arm} {row.word}"
     scale = Scale.of(study.metric)
     if row.word in ("better", "worse"):
         return f"{row.arm} is {row.word} by {scale.amount(row.t.mean)}"
-    unit = " points" if scale.percent else ""
-    return f"{row.arm} {row.word} ({scale.signed(row.t.mean)}{unit})"
+    return f"{row.arm} {row.word} ({scale.difference(row.t.mean)})"
 
 
 def study_sentence(study: Study, rows: Sequence[Comparison]) -> str:
@@ -217,9 +219,11 @@ def rate_sentence(study: Study) -> str:
 
 def _sign_flip(test: SignFlip, pairs: int) -> str:
     text = f"{p_clause(test.p)} sign-flip"
-    if test.smallest > 0.05:
-        text += f" where {p_text(test.smallest)} is the least {pairs} pairs can reach"
-    return text
+    if test.smallest <= ALPHA:
+        return text
+    if test.p == test.smallest:
+        return f"{text} (the least {pairs} pairs can reach)"
+    return f"{text} ({pairs} pairs cannot go below {p_text(test.smallest)})"
 
 
 def _capital(text: str) -> str:
