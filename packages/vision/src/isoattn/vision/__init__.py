@@ -1,6 +1,14 @@
 """Image classifiers with a swappable attention."""
 
-from isoattn.vision.data import DigitsData, ImageDataModule, MarkedRowData, MnistData
+from isoattn.vision.data import (
+    DecodeError,
+    DigitsData,
+    ImageDataModule,
+    ImageFolderData,
+    MarkedRowData,
+    MnistData,
+    PredictFolder,
+)
 from isoattn.vision.models import (
     VARIANTS,
     ViT,
@@ -15,10 +23,13 @@ from isoattn.vision.models import (
 
 __all__ = [
     "VARIANTS",
+    "DecodeError",
     "DigitsData",
     "ImageDataModule",
+    "ImageFolderData",
     "MarkedRowData",
     "MnistData",
+    "PredictFolder",
     "ViT",
     "XCiT",
     "attention_calls",

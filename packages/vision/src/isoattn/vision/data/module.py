@@ -130,13 +130,15 @@ class ImageDataModule(LightningDataModule, ABC):
             ValueError: the data have a class that the model does not know; names it.
         """
         unknown = sorted(set(self._own_classes) - set(expected))
-        if unknown or len(set(expected)) != len(expected):
+        if len(set(expected)) != len(expected):
+            raise ValueError(f"The model's class list has a name twice: {sorted(expected)}")
+        if unknown:
             raise ValueError(
                 f"The data have {len(unknown)} class(es) that the model lacks: {unknown[:10]}. "
                 f"The model knows {sorted(expected)[:10]}{' ...' if len(expected) > 10 else ''}. "
                 "Rename the folders, or train a head for these classes."
             )
-        if list(expected) != self._own_classes:
+        if self._own_classes and list(expected) != self._own_classes:
             log.warning(
                 "Class order of the data differs from the model's; labels are mapped by name: %s",
                 {n: (self._own_classes.index(n), expected.index(n)) for n in self._own_classes},

@@ -110,22 +110,31 @@ class RandomCropFlip:
 
     def __call__(self, image: Image.Image, generator: torch.Generator) -> Image.Image:
         """Picture of any size -> picture of ``size``; random only through the generator."""
-        area, aspect, x, y, mirror = torch.rand(5, generator=generator).tolist()
-        area = (self.scale[0] + area * (self.scale[1] - self.scale[0])) * image.width * image.height
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        aspect = math.exp(low + aspect * (high - low))
-        # A box that does not fit is cut to the picture: no rejection, always five draws.
-        width = min(math.sqrt(area * aspect), image.width)
-        height = min(math.sqrt(area / aspect), image.height)
-        left, top = x * (image.width - width), y * (image.height - height)
+        width, height, left, top = self._box(image.width, image.height, generator)
         image = image.resize(
             self.size[::-1],
             Image.Resampling.BICUBIC,
             box=(left, top, min(left + width, image.width), min(top + height, image.height)),
         )
-        if self.flip and mirror < 0.5:
+        if self.flip and float(torch.rand((), generator=generator)) < 0.5:
             return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return image
+
+    def _box(
+        self, width: int, height: int, generator: torch.Generator
+    ) -> tuple[float, float, float, float]:
+        """Width, height, left, top: drawn until a box fits, ten times at most, then the centre."""
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(10):
+            area, aspect, x, y = torch.rand(4, generator=generator).tolist()
+            area = (self.scale[0] + area * (self.scale[1] - self.scale[0])) * width * height
+            aspect = math.exp(low + aspect * (high - low))
+            box_w, box_h = math.sqrt(area * aspect), math.sqrt(area / aspect)
+            if box_w <= width and box_h <= height:
+                return box_w, box_h, x * (width - box_w), y * (height - box_h)
+        box_w = min(width, height * self.ratio[1])
+        box_h = min(height, width / self.ratio[0])
+        return box_w, box_h, (width - box_w) / 2, (height - box_h) / 2
 
 
 @contextmanager
