@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from isoattn.vision.models.positions import Grid
+from isoattn.vision.models.grid import Grid, map_to_tokens, tokens_to_map
 
 LPIKind = Literal["dw3x3", "dw1x1", "none"]
 """``dw3x3`` as published, ``dw1x1`` the same without seeing neighbours, ``none`` no branch."""
@@ -38,11 +38,9 @@ class LPI(nn.Module):
 
     def forward(self, x_BNC: Tensor, grid: Grid) -> Tensor:
         """Let each token see the window around it on the grid."""
-        batch, _, dim = x_BNC.shape
-        x_BCYX = x_BNC.transpose(1, 2).reshape(batch, dim, *grid)
+        x_BCYX = tokens_to_map(x_BNC, grid)
         out_BCYX = self.conv2(self.bn(self.act(self.conv1(x_BCYX))))
-        out: Tensor = out_BCYX.flatten(2).transpose(1, 2)
-        return out
+        return map_to_tokens(out_BCYX)[0]
 
 
 def make_lpi(kind: LPIKind, dim: int) -> LPI | None:

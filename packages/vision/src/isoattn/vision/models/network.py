@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from isoattn.vision.models.positions import Grid
+from isoattn.vision.models.grid import Grid
 from isoattn.vision.models.self_attention import SelfAttention
 from isoattn.vision.models.stems import ImageSize, grid_of
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Grid = tuple[int, int]
-"""Token rows and columns."""
+from isoattn.vision.models.grid import Grid, map_to_tokens, tokens_to_map
 
 PositionKind = Literal["fourier", "learned", "none"]
 
@@ -107,10 +106,9 @@ def resize_positions(table_1NC: Tensor, old: Grid, new: Grid) -> Tensor:
     """
     if old == new:
         return table_1NC
-    picture = table_1NC.view(1, *old, -1).permute(0, 3, 1, 2)
-    wide = picture.to(torch.promote_types(picture.dtype, torch.float32))
-    sized = F.interpolate(wide, size=new, mode="bicubic", antialias=True)
-    return sized.permute(0, 2, 3, 1).flatten(1, 2).to(table_1NC.dtype)
+    wide = table_1NC.to(torch.promote_types(table_1NC.dtype, torch.float32))
+    sized = F.interpolate(tokens_to_map(wide, old), size=new, mode="bicubic", antialias=True)
+    return map_to_tokens(sized)[0].to(table_1NC.dtype)
 
 
 def make_positions(

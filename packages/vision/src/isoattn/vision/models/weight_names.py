@@ -19,7 +19,8 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
 from isoattn.core.training.checkpoint import read_checkpoint
-from isoattn.vision.models.positions import Grid, resize_positions
+from isoattn.vision.models.grid import Grid
+from isoattn.vision.models.positions import resize_positions
 
 Weights = dict[str, Tensor]
 

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from isoattn.core import AttentionFactory
 from isoattn.vision.models.class_attention import ClassAttentionBlock
+from isoattn.vision.models.grid import Grid
 from isoattn.vision.models.layers import MLP, LayerNorm, Residual, init_linear
 from isoattn.vision.models.local import LPIKind, make_lpi
 from isoattn.vision.models.network import ImageNetwork
-from isoattn.vision.models.positions import Grid, PositionKind, make_positions
+from isoattn.vision.models.positions import PositionKind, make_positions
 from isoattn.vision.models.self_attention import SelfAttention, attention_per_layer
 from isoattn.vision.models.stems import ImageSize, Stem, grid_of, make_stem
 
