@@ -18,6 +18,7 @@ from isoattn.ablate.report.items import per_item
 from isoattn.ablate.report.wording import (
     Scale,
     level_sentence,
+    level_text,
     p_text,
     rate_sentence,
     rate_text,
@@ -34,7 +35,7 @@ from isoattn.ablate.selection import (
 )
 from isoattn.ablate.statistics import PairedT, paired_t
 from isoattn.ablate.study import Metric, Study, level_name
-from isoattn.ablate.verdict import Comparison, Usage, Verdicts, judge
+from isoattn.ablate.verdict import MINIMUM_PAIRS, Comparison, Usage, Verdicts, judge
 
 Data = dict[str, Any]
 
@@ -54,7 +55,7 @@ def summarise(study: Study, results: StudyResults) -> Data:
     data: Data = plain(
         {
             "study": {**study.as_dict(), "hash": study.hash, "levels": levels},
-            "status": _status(study, results),
+            "status": _status(study, results, verdicts),
             "verdict": study_sentence(study, verdicts.comparisons),
             "level_verdicts": {lv: level_sentence(study, by_level[lv]) for lv in levels},
             "rates": rate_sentence(study),
@@ -135,7 +136,7 @@ def scale_of(summary: Mapping[str, Any]) -> Scale:
     return Scale.of(Metric(**summary["study"]["metric"]))
 
 
-def _status(study: Study, results: StudyResults) -> Data:
+def _status(study: Study, results: StudyResults, verdicts: Verdicts) -> Data:
     done = [cell for cell in results.cells if cell.status in ("done", "diverged")]
     warnings = []
     if not study.claim:
@@ -143,10 +144,17 @@ def _status(study: Study, results: StudyResults) -> Data:
     if results.unfinished:
         planned = len(results.cells) + results.unfinished
         warnings.append(f"unfinished: {len(results.cells)} of {planned} cells")
-    if len(study.confirm_seeds) < 5:
-        warnings.append(f"{len(study.confirm_seeds)} confirmation seeds: exploratory")
+    seeds = len(study.confirm_seeds)
+    if seeds < MINIMUM_PAIRS:
+        warnings.append(f"{seeds} confirmation seed{'s' if seeds > 1 else ''}: exploratory")
     if results.gate_failures:
         warnings.append("the conformance gate failed: verdicts are blocked")
+    alarms = [check.level for check in verdicts.self_checks if check.rejects]
+    if alarms:
+        warnings.append(
+            f"A/A alarm ({', '.join(map(level_text, alarms))}): the baseline differs from itself, "
+            "so no difference here can be trusted"
+        )
     return {
         "finished": len(done),
         "present": len(results.cells),

@@ -118,7 +118,7 @@ class SelfCheck:
         kind: ``twin`` where an arm repeats the baseline, ``split`` where its runs were halved.
         t: of the differences, None with too few runs.
         largest: largest absolute difference; a twin of a deterministic run has 0.
-        rejects: the t interval excludes 0; None where it could not be judged.
+        p: of the mean difference, Holm-adjusted over the level sets; nan where not judged.
     """
 
     level: str
@@ -126,7 +126,12 @@ class SelfCheck:
     arm: str
     t: PairedT | None
     largest: float
-    rejects: bool | None
+    p: float
+
+    @property
+    def rejects(self) -> bool | None:
+        """Whether a difference was found; None where it could not be judged."""
+        return None if math.isnan(self.p) else self.p < ALPHA
 
 
 @dataclass(frozen=True)
@@ -181,13 +186,16 @@ def judge(study: Study, results: StudyResults, choices: Mapping[ArmLevel, Choice
         for arm in study.arms
         if arm != study.baseline
     }
+    checks = [a_versus_a(study, runs, score, level) for level in levels]
+    adjusted = statistics.holm([check.p for check in checks])
+    checks = [replace(check, p=p) for check, p in zip(checks, adjusted, strict=True)]
     comparisons: list[Comparison] = []
-    for level in levels:
-        comparisons += _judge_level(study, results, level, pairings, usages)
+    for level, check in zip(levels, checks, strict=True):
+        comparisons += _judge_level(study, results, level, pairings, usages, check)
     return Verdicts(
         tuple(comparisons),
         tuple(usages.values()),
-        tuple(a_versus_a(study, runs, score, level) for level in levels),
+        tuple(checks),
         tuple(gauge for level in levels for gauge in _gauges(study, runs, score, level)),
         tuple(interactions(study, pairings)),
     )
@@ -259,7 +267,7 @@ def a_versus_a(study: Study, runs: Runs, score: Score, level: str) -> SelfCheck:
         twin or study.baseline,
         t,
         max((abs(value) for value in values), default=math.nan),
-        None if t is None else not t.low <= 0 <= t.high,
+        math.nan if t is None else t.p,
     )
 
 
@@ -329,6 +337,7 @@ def _judge_level(
     level: str,
     pairings: Mapping[ArmLevel, Pairing],
     usages: Mapping[ArmLevel, Usage],
+    check: SelfCheck,
 ) -> list[Comparison]:
     rows = [
         _measure(study, pairings[arm, level], usages[arm, level], usages[study.baseline, level])
@@ -343,7 +352,7 @@ def _judge_level(
     for row in rows:
         p, q = by_arm.get(row.arm, (math.nan, math.nan))
         row = replace(row, holm=p, equivalence_holm=q)
-        word, reasons = _decide(study, results, row)
+        word, reasons = _decide(study, results, row, check)
         judged.append(replace(row, word=word, reasons=tuple(reasons)))
     return judged
 
@@ -369,7 +378,9 @@ def _measure(study: Study, pairing: Pairing, usage: Usage, baseline: Usage) -> C
     )
 
 
-def _decide(study: Study, results: StudyResults, row: Comparison) -> tuple[Word, list[str]]:
+def _decide(
+    study: Study, results: StudyResults, row: Comparison, check: SelfCheck
+) -> tuple[Word, list[str]]:
     """The first rule that applies, in the order of ``docs/protocol.md``."""
     if blocks := _blocks(study, results, row):
         return "blocked", blocks
@@ -385,8 +396,7 @@ def _decide(study: Study, results: StudyResults, row: Comparison) -> tuple[Word,
     if row.t.n < MINIMUM_PAIRS:
         return "exploratory", [f"{row.t.n} pairs; a verdict needs {MINIMUM_PAIRS}"]
     if row.role == "a/a":
-        alarm = not row.t.low <= 0 <= row.t.high
-        return ("a/a alarm" if alarm else "a/a passed"), []
+        return ("a/a alarm" if check.rejects else "a/a passed"), []
     if row.usage.state == row.baseline_usage.state == "unused":
         return "attention unused", ["neither arm uses its attention: no verdict on its kind"]
     return _weigh(study, row)
@@ -425,11 +435,12 @@ def _weigh(study: Study, row: Comparison) -> tuple[Word, list[str]]:
         elif usage.state == "not judged":
             reasons.append(f"whether {usage.arm} uses its attention was not judged")
     if row.pairing.diverged:
-        reasons.append(f"{len(row.pairing.diverged)} pairs with a diverged run, counted as worst")
+        count = len(row.pairing.diverged)
+        reasons.append(f"pairs with a diverged run, counted as the worst result: {count}")
     if row.sign_flip.smallest > ALPHA:
         reasons.append(
-            f"the sign-flip test cannot reach p < {ALPHA:g} with {row.t.n} pairs "
-            f"(smallest {row.sign_flip.smallest:.4g}); the t interval decides"
+            f"with {row.t.n} pairs the sign-flip test cannot reach p < .05 (at least "
+            f"{row.sign_flip.smallest:.4g}), so the t-test decides"
         )
     equal = row.equivalence_holm < ALPHA
     different = row.holm < ALPHA and row.sign_flip.p <= max(ALPHA, row.sign_flip.smallest)

@@ -7,7 +7,7 @@ from typing import Any
 
 from isoattn.ablate.report import curves
 from isoattn.ablate.report.blocks import Block, Bullets, Chart, Heading, Listing, Text, table
-from isoattn.ablate.report.sections import group_of, place_of
+from isoattn.ablate.report.sections import group_of, place_of, places_of
 from isoattn.ablate.report.wording import NONE, Scale, level_text, p_text, rate_text
 
 Data = Mapping[str, Any]
@@ -46,17 +46,10 @@ def _baseline_line(baseline: Data, summary: Data, scale: Scale) -> str:
     unit = " %" if scale.percent else ""
     start = f"{baseline['name']}: {scale.value(baseline['value'])}{unit}"
     study = summary["study"]
-    above: dict[str, list[str]] = {}
-    for row in baseline["beaten_by"]:
-        if row["arm"] not in study["controls"]:
-            above.setdefault(row["level"], []).append(row["arm"])
+    above = [row for row in baseline["beaten_by"] if row["arm"] not in study["controls"]]
     if not above:
         return f"{start}; no arm beats it: the networks are no better than this simple method."
-    listed = [
-        ", ".join(arms) + ("" if level == "all" else f" ({level_text(level)})")
-        for level, arms in above.items()
-    ]
-    return f"{start}; above it: {'; '.join(listed)}."
+    return f"{start}; above it: {places_of(above)}."
 
 
 def items(summary: Data, scale: Scale) -> list[Block]:

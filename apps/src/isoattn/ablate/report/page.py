@@ -23,7 +23,7 @@ _CSS = """
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body {
-  margin: 0 auto; padding: 2.2rem 1.25rem 4rem; max-width: 60rem;
+  margin: 0 auto; padding: 2.2rem 1.25rem 4rem; max-width: 61rem;
   background: var(--paper); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
 }
@@ -52,10 +52,10 @@ figure svg { display: block; width: 100%; min-width: 38rem; height: auto; }
 figure svg * { stroke-linejoin: round; }
 figcaption { margin-top: .35rem; max-width: 48rem; }
 table {
-  border-collapse: collapse; font-size: .82rem; line-height: 1.35;
+  border-collapse: collapse; font-size: .8rem; line-height: 1.35;
   font-variant-numeric: tabular-nums; margin: .4rem 0;
 }
-th, td { padding: .28rem .5rem; text-align: left; vertical-align: top; }
+th, td { padding: .28rem .42rem; text-align: left; vertical-align: top; }
 th:first-child, td:first-child { padding-left: 0; }
 th.n, td.n { text-align: right; }
 td { white-space: nowrap; }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isoattn.ablate.report import curves, effects
@@ -51,18 +51,15 @@ def results(summary: Data, scale: Scale) -> list[Block]:
                 svg,
                 f"Paired differences to {base} with 95 % intervals",
                 "Point: mean paired difference; bar: 95 % t interval; ticks: single seeds; band: "
-                "the margin within which differences count as equal. An arrow marks a control "
+                "the margin within which differences count as equal. An arrow marks a mean "
                 "outside the panel.",
             )
         )
     blocks.append(_result_table(summary, scale))
-    notes = [
-        f"{place_of(row)}: {'; '.join(row['reasons'])}"
-        for row in summary["results"]
-        if row["reasons"]
-    ]
-    if notes:
-        blocks.append(Bullets(tuple(notes), "note"))
+    compared = [row for row in summary["results"] if row["role"] != "baseline"]
+    reasons = [(row, reason) for row in compared for reason in row["reasons"]]
+    if reasons:
+        blocks.append(Bullets(grouped(reasons, len(compared)), "note"))
     return blocks
 
 
@@ -101,9 +98,9 @@ def _result_table(summary: Data, scale: Scale) -> Table:
 def attention_used(summary: Data, scale: Scale) -> list[Block]:
     """Whether the trained networks use their attention, and what mixing is worth at all."""
     rows = [row for row in summary["usage"] if row["state"] != "control"]
-    if not rows:
-        return []
     blocks: list[Block] = [Heading("Is the attention used?")]
+    if all(row["drop"] is None for row in rows):
+        return [*blocks, Text("No run was scored with its attention replaced; not judged.", "note")]
     svg = effects.usage_chart(summary, scale)
     if svg:
         blocks.append(
@@ -136,9 +133,9 @@ def attention_used(summary: Data, scale: Scale) -> list[Block]:
             cells,
         )
     )
-    notes = [f"{place_of(row)}: {row['reason']}" for row in rows if row["state"] != "used"]
+    notes = [(row, row["reason"]) for row in rows if row["state"] != "used"]
     if notes:
-        blocks.append(Bullets(tuple(notes), "note"))
+        blocks.append(Bullets(grouped(notes, len(rows)), "note"))
     if summary["gauges"]:
         gauges = [
             (
@@ -262,6 +259,28 @@ def factors(summary: Data, scale: Scale) -> list[Block]:
 
 def _used(state: str) -> str:
     return {"unused": "attention unused"}.get(state, state)
+
+
+def grouped(notes: Sequence[tuple[Data, str]], everywhere: int) -> tuple[str, ...]:
+    """One line per distinct note, with the rows it is about; ``everywhere`` = number of rows."""
+    about: dict[str, list[Data]] = {}
+    for row, note in notes:
+        about.setdefault(note, []).append(row)
+    return tuple(
+        f"{_capital(note)}: {'all arms' if len(rows) == everywhere else places_of(rows)}."
+        for note, rows in about.items()
+    )
+
+
+def places_of(rows: Sequence[Data]) -> str:
+    """``Softmax, Linear (lpi=off); Linear (lpi=on)``."""
+    arms: dict[str, list[str]] = {}
+    for row in rows:
+        arms.setdefault(row["level"], []).append(row["arm"])
+    return "; ".join(
+        ", ".join(names) + ("" if level == "all" else f" ({level_text(level)})")
+        for level, names in arms.items()
+    )
 
 
 def group_of(row: Data) -> str:

@@ -104,6 +104,7 @@ def facets(count: int, height: float, *, columns: int = 2) -> tuple[Figure, list
     down = -(-count // across)
     width = WIDTH if across > 1 else 0.72 * WIDTH
     figure = Figure(figsize=(width, height * down), layout="constrained")
+    figure.get_layout_engine().set(hspace=0.09)  # type: ignore[union-attr]
     grid = figure.subplots(down, across, squeeze=False)
     panels = [ax for row in grid for ax in row]
     for extra in panels[count:]:

@@ -164,9 +164,9 @@ def comparison_clause(study: Study, row: Comparison) -> str:
             why = "equivalence is not claimed over diverged runs"
         return f"{arm} against {base} is inconclusive: difference {difference} ({inside}), {why}"
     if row.word == "a/a alarm":
-        return f"A/A alarm: {arm} is the baseline again and differs, {evidence}"
+        return f"A/A alarm: {arm}, the baseline again, differs: {evidence}"
     if row.word == "a/a passed":
-        return f"A/A: {arm} is the baseline again and does not differ, {evidence}"
+        return f"A/A: {arm}, the baseline again, does not differ ({difference}, {seeds})"
     words = {
         "no claim": f"{arm} against {base}: no claim, {evidence}",
         "exploratory": f"{arm} against {base} is exploratory: {evidence}",
