@@ -113,7 +113,7 @@ def test_stratified_split_puts_every_class_on_both_sides(
 
 
 def test_a_class_of_one_item_cannot_be_split() -> None:
-    with pytest.raises(ValueError, match="Class 1 has one item only"):
+    with pytest.raises(ValueError, match="Class 1 has one item left"):
         stratified_split(torch.tensor([0, 0, 1]), 0.5, seed=0, stream="x")
 
 

@@ -230,6 +230,13 @@ def test_a_single_root_is_split_by_seed(make_folder: Maker) -> None:
     assert data(root).fingerprint() != data(root, split_seed=1).fingerprint()
 
 
+def test_classes_too_small_to_split_are_named(make_folder: Maker) -> None:
+    make_folder("data", ["many"], 10)
+    root = make_folder("data", ["few"], 2)
+    with pytest.raises(ValueError, match="Class few has one item left and cannot be split for val"):
+        data(root).setup("fit")
+
+
 def split_csv(root: Path, rows: list[str], header: str = "path,split") -> str:
     file = root.parent / "split.csv"
     file.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")

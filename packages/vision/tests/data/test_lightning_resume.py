@@ -151,6 +151,14 @@ def test_resume_with_a_limited_epoch(tmp_path: Path) -> None:
         assert second.seen == whole.seen[done:]
 
 
+def test_overfitting_repeats_the_same_batches(tmp_path: Path) -> None:
+    model = fresh()
+    trainer(tmp_path, overfit_batches=2).fit(model, datamodule=DigitsData(batch_size=50, seed=0))
+    ids = [ids for _, ids, _ in model.seen]
+    assert len(ids) == 2 * EPOCHS
+    assert ids[:2] == ids[2:4] == ids[4:]
+
+
 def test_validation_inside_an_epoch_does_not_move_the_position(tmp_path: Path) -> None:
     options = {"val_check_interval": 2}
     whole = fresh()

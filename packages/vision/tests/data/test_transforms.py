@@ -70,6 +70,14 @@ def test_height_and_width_are_never_exchanged() -> None:
     assert tensor[0, :, :15].max() == 0 and tensor[0, :, 25:].min() == 255
 
 
+def test_a_strip_does_not_grow_beyond_memory() -> None:
+    strip = Image.new("L", (60_000, 1))
+    strip.paste(255, (30_000, 0, 60_000, 1))
+    result = np.asarray(ResizeCentreCrop((224, 224))(strip))
+    assert result.shape == (224, 224)
+    assert result[0, 0] < 60 and result[0, -1] > 195
+
+
 def test_random_crops_are_functions_of_the_generator_and_cover_their_ranges() -> None:
     image = picture(64, 48)
     crop = RandomCropFlip((16, 16))

@@ -53,7 +53,9 @@ class EpochBatchSampler(Sampler[list[int]]):
     """Batches of item numbers; epoch e of seed s is always the same list.
 
     Lightning calls ``set_epoch`` on ``loader.batch_sampler.sampler``, never on the batch sampler
-    itself; hence the order is an object of its own under that name.
+    itself; hence the order is an object of its own under that name. With several devices Lightning
+    needs ``Trainer(use_distributed_sampler=False)``, for the ranks are shared out here; it says so
+    where that is missing.
 
     Args:
         size: number of items.
@@ -85,8 +87,9 @@ class EpochBatchSampler(Sampler[list[int]]):
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must lie in 0..{world_size - 1}, got {rank}")
         self.sampler = EpochOrder(size, seed=seed, shuffle=shuffle)
-        self.batch_size = batch_size
-        self.drop_last = drop_last
+        # Private, because Lightning takes whatever has the public names for torch's own class.
+        self._batch_size = batch_size
+        self._drop_last = drop_last
         self.rank = rank
         self.world_size = world_size
         self._start = 0
@@ -122,15 +125,15 @@ class EpochBatchSampler(Sampler[list[int]]):
             (order * self.world_size)[: share * self.world_size] if self.world_size > 1 else order
         )
         mine = order[self.rank :: self.world_size]
-        end = len(self) * self.batch_size
-        return [mine[i : i + self.batch_size] for i in range(0, min(end, share), self.batch_size)]
+        end = len(self) * self._batch_size
+        return [mine[i : i + self._batch_size] for i in range(0, min(end, share), self._batch_size)]
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self.batches()[self._start :])
 
     def __len__(self) -> int:
         share = -(-len(self.sampler) // self.world_size)
-        return share // self.batch_size if self.drop_last else -(-share // self.batch_size)
+        return share // self._batch_size if self._drop_last else -(-share // self._batch_size)
 
 
 class ResumableLoader(DataLoader[T]):

@@ -203,7 +203,11 @@ class ImageFolderData(ImageDataModule):
         self, index: FolderIndex, fraction: float, stream: str
     ) -> tuple[FolderIndex, FolderIndex]:
         kept, aside = stratified_split(
-            torch.tensor(index.labels), fraction, seed=self.split_seed, stream=stream
+            torch.tensor(index.labels),
+            fraction,
+            seed=self.split_seed,
+            stream=stream,
+            names=self._own_classes,
         )
         return index.take(kept.tolist()), index.take(aside.tolist())
 

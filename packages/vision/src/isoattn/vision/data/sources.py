@@ -12,6 +12,7 @@ Shape suffixes: N images, C channels, H, W pixels.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -93,7 +94,12 @@ def load_mnist() -> LabelledImages:
 
 
 def stratified_split(
-    labels_N: Tensor, fraction: float, *, seed: int, stream: str
+    labels_N: Tensor,
+    fraction: float,
+    *,
+    seed: int,
+    stream: str,
+    names: Sequence[str] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Put the same fraction of every class aside.
 
@@ -102,6 +108,7 @@ def stratified_split(
         fraction: part to put aside, in (0, 1); at least one item of each class on either side.
         seed: the split is a function of seed, stream and labels.
         stream: name of the purpose.
+        names: class names, for the message of an error.
 
     Returns:
         Positions kept and positions put aside, both ascending, together 0..N-1.
@@ -117,7 +124,8 @@ def stratified_split(
         members = (labels_N == label).nonzero()[:, 0]
         if len(members) < 2:
             raise ValueError(
-                f"Class {label} has one item only and cannot be split: add items or drop the class"
+                f"Class {names[label] if names else label} has one item left and cannot be split "
+                f"for {stream}: add items, drop the class, or give the split explicitly"
             )
         count = min(max(round(len(members) * fraction), 1), len(members) - 1)
         order = torch.randperm(len(members), generator=generator)

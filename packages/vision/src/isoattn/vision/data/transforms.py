@@ -19,6 +19,8 @@ from torch import Tensor
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+_MOST_PIXELS = 2**26
+
 
 class Normalise:
     """uint8 (B, C, H, W) -> float32 (B, C, H, W): ``(x / 255 - mean) / std``.
@@ -74,6 +76,12 @@ class ResizeCentreCrop:
         scale = max(cover_h / image.height, cover_w / image.width)
         new_w = max(cover_w, int(image.width * scale))
         new_h = max(cover_h, int(image.height * scale))
+        if new_w * new_h > _MOST_PIXELS:
+            # A strip of a picture would grow beyond memory, all but its centre for nothing.
+            box_w, box_h = width / scale, height / scale
+            left, top = (image.width - box_w) / 2, (image.height - box_h) / 2
+            box = (left, top, left + box_w, top + box_h)
+            return image.resize((width, height), Image.Resampling.BICUBIC, box=box)
         if (new_w, new_h) != image.size:
             image = image.resize((new_w, new_h), Image.Resampling.BICUBIC)
         left, top = round((new_w - width) / 2), round((new_h - height) / 2)
