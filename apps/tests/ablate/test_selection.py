@@ -233,9 +233,9 @@ def test_pairs_are_matched_by_seed_at_the_chosen_rate() -> None:
     study = make_study()
     results = make_results(study)
     choices = chosen_rates(study, results.cells, results.rates_tried)
-    stray = change(results.cells[-1], learning_rate=0.5, cell="stray", metrics={})
+    stray = change(results.cells[-1], learning_rate=0.5, attempts=7)
     runs = confirmed(study, [stray, *results.cells], choices)
-    assert runs["Zero", "lpi=on"][5].cell != "stray"
+    assert runs["Zero", "lpi=on"][5].attempts == 1
     found = pair_up(study, runs, scorer(study, results.cells), "Linear", "lpi=off")
     assert list(found.differences) == list(range(6))
     for seed, difference in found.differences.items():

@@ -209,7 +209,7 @@ def troubles(summary: Data) -> list[Block]:
         if found[name]:
             blocks.append(_cells(found[name], why))
     if len(blocks) == 1:
-        text = "None: as registered, no failed or diverged cell, no void pair."
+        text = "Nothing to report: as registered, no failed or diverged cell, no void pair."
         blocks.append(Text(text))
     return blocks
 

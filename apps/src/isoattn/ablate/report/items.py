@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from isoattn.ablate.records import CellResult
@@ -56,8 +57,9 @@ def _predictions(cell: CellResult) -> dict[int, bool] | None:
     """Item index -> predicted right; None without a readable file."""
     if cell.predictions is None or not cell.predictions.is_file():
         return None
-    with np.load(cell.predictions, allow_pickle=False) as file:
-        if not {"index", "label", "predicted"} <= set(file.files):
-            return None
-        right = file["label"] == file["predicted"]
-        return dict(zip(file["index"].tolist(), right.tolist(), strict=True))
+    try:
+        with np.load(cell.predictions, allow_pickle=False) as file:
+            right = file["label"] == file["predicted"]
+            return dict(zip(file["index"].tolist(), right.tolist(), strict=True))
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+        return None  # The number of seeds in the table tells.

@@ -116,8 +116,8 @@ def _block(block: Block) -> str:
             return f"<ul{_kind(kind)}>{lines}</ul>"
         case Table():
             return _table(block)
-        case Chart(_, svg, alt, caption):
-            picture = style.inline(svg, escape(alt))
+        case Chart(name, svg, alt, caption):
+            picture = style.inline(svg, name, escape(alt))
             return (
                 f'<figure><div class="wide">{picture}</div>'
                 f"<figcaption>{escape(caption)}</figcaption></figure>"

@@ -17,6 +17,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 INK, SOFT, GRID, BAND = "#1b1f27", "#5b6471", "#dfe3e8", "#eef1f5"
 BASELINE = "#0072b2"
@@ -103,8 +104,7 @@ def facets(count: int, height: float, *, columns: int = 2) -> tuple[Figure, list
     across = min(count, columns)
     down = -(-count // across)
     width = WIDTH if across > 1 else 0.72 * WIDTH
-    figure = Figure(figsize=(width, height * down), layout="constrained")
-    figure.get_layout_engine().set(hspace=0.09)  # type: ignore[union-attr]
+    figure = Figure(figsize=(width, height * down), layout=ConstrainedLayoutEngine(hspace=0.09))
     grid = figure.subplots(down, across, squeeze=False)
     panels = [ax for row in grid for ax in row]
     for extra in panels[count:]:
@@ -136,8 +136,16 @@ def on_paper(svg: str) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + sized + svg[opened:]
 
 
-def inline(svg: str, label: str) -> str:
-    """SVG for a page that sets ``--ink``, ``--soft``, ``--grid`` and ``--band``."""
+def inline(svg: str, name: str, label: str) -> str:
+    """SVG for a page that sets ``--ink``, ``--soft``, ``--grid`` and ``--band``.
+
+    Args:
+        svg: a chart.
+        name: unique in the page; goes before every id, which charts otherwise share.
+        label: what is read out; escaped already.
+    """
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r'url\(#|href="#', lambda found: f"{found[0]}{name}-", svg)
     for placeholder, name in ((INK, "ink"), (SOFT, "soft"), (GRID, "grid"), (BAND, "band")):
         svg = svg.replace(placeholder, f"var(--{name})")
     return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
