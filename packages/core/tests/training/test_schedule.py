@@ -12,7 +12,7 @@ from isoattn.core.training import warmup_cosine
 
 
 def test_published_case_of_two_epochs_at_the_warmup_rate() -> None:
-    # facebookresearch/xcit issue 21: 8 epochs seen of 20, 5 of them warm-up, peak 5e-4. There the
+    # facebookresearch/xcit#21: 8 epochs seen of 20, 5 of them warm-up, peak 5e-4. There the
     # first two rates were equal, and 5e-4 was never reached.
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=5e-4)
