@@ -1,12 +1,14 @@
 """XCiT: options, twins, class-attention maps, gradients."""
 
 import copy
+import inspect
 import itertools
 
 import pytest
 import torch
 
 from isoattn.core import (
+    Attention,
     CosineSoftmax,
     CrossCovariance,
     Identity,
@@ -14,11 +16,28 @@ from isoattn.core import (
     Mean,
     Softmax,
     Zero,
+    attentions,
 )
-from isoattn.vision.models import XCiT, xcit
+from isoattn.vision.models import XCiT, count_flops, xcit
 from isoattn.vision.models.positions import LearnedPositions
 
 ATTENTIONS = [CrossCovariance, Softmax, CosineSoftmax, Linear, Mean, Identity, Zero]
+
+
+def simple() -> list[type[Attention]]:
+    """What core offers that needs no option and sees both ways."""
+    return [
+        cls
+        for cls in attentions().values()
+        if cls.__module__.startswith("isoattn.core.")
+        and cls.capability.bidirectional
+        and all(
+            p.default is not p.empty for p in list(inspect.signature(cls).parameters.values())[2:]
+        )
+    ]
+
+
+SIMPLE = simple()
 
 
 def small(attention=CrossCovariance, seed: int = 0, **options) -> XCiT:
@@ -87,6 +106,38 @@ def test_building_an_attention_that_draws_does_not_shift_the_other_weights():
     reference, twin = small(Softmax).state_dict(), small(Drawing).state_dict()
     assert all(torch.equal(reference[k], twin[k]) for k in reference)
     assert twin["blocks.0.attn.extra.weight"].std() > 0.1  # its own initial values, not ours
+
+
+@pytest.mark.parametrize("stem", ["conv", "patchify"])
+@pytest.mark.parametrize("in_chans", [1, 3])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_gradients_are_those_of_finite_differences(stem, in_chans, batch):
+    """In train mode and for a batch of one, where torch 2.14's BatchNorm can be led astray."""
+    torch.manual_seed(0)
+    model = XCiT(CrossCovariance, in_chans, 3, embed_dim=8, depth=1, heads=2, stem=stem).double()
+    image = torch.randn(batch, in_chans, 8, 12, dtype=torch.double)
+    model(image).square().sum().backward()
+    step = 1e-5
+    for name, parameter in model.named_parameters():
+        direction = torch.randn_like(parameter)
+        values = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                parameter.add_(direction, alpha=sign * step)
+                values.append(model(image).square().sum().item())
+                parameter.sub_(direction, alpha=sign * step)
+        numeric = (values[0] - values[1]) / (2 * step)
+        exact = (parameter.grad * direction).sum().item()
+        assert exact == pytest.approx(numeric, rel=1e-5, abs=1e-7), name
+
+
+@pytest.mark.parametrize("attention", SIMPLE)
+def test_every_attention_of_core_fits(attention):
+    model = small(attention)
+    model(torch.randn(2, 1, 12, 20)).square().sum().backward()
+    gradients = [p.grad for p in model.parameters() if p.requires_grad]
+    assert all(g is not None and g.isfinite().all() for g in gradients)
+    assert count_flops(model, (12, 20)).total > 0
 
 
 def test_parameter_counts_of_the_published_small_model():
@@ -267,6 +318,28 @@ def test_missing_keys_are_named_as_in_the_file():
     weights = {k: v for k, v in model.state_dict().items() if "temperature" not in k}
     result = model.load_state_dict(weights, strict=False)
     assert result.missing_keys == ["blocks.0.attn.temperature", "blocks.1.attn.temperature"]
+
+
+def test_unexpected_keys_are_named_as_in_the_file():
+    result = small(Softmax).load_state_dict(small(CrossCovariance).state_dict(), strict=False)
+    assert result.unexpected_keys == ["blocks.0.attn.temperature", "blocks.1.attn.temperature"]
+
+
+def test_a_core_with_the_names_of_its_layer_survives_a_round_trip():
+    class Inner(Softmax):
+        def __init__(self, heads: int, head_dim: int) -> None:
+            super().__init__(heads, head_dim)
+            self.proj = torch.nn.Linear(2, 2)
+            self.core = torch.nn.Linear(2, 2)
+            self.scale = torch.nn.Parameter(torch.randn(3))
+
+    model, other = small(Inner), small(Inner, seed=1)
+    keys = {k for k in model.state_dict() if k.startswith("blocks.0.attn.")}
+    assert {"blocks.0.attn.scale", "blocks.0.attn.core.proj.weight"} <= keys
+    other.load_state_dict(copy.deepcopy(model).state_dict(), strict=True)
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
 
 
 def test_cross_covariance_weights_load_into_the_cosine_twin():

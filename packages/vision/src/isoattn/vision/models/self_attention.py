@@ -5,16 +5,13 @@ Shape suffixes: B batch, N tokens, C channels, H heads, D head dimension (C = H 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _IncompatibleKeys
 
 from isoattn.core import Attention, AttentionFactory, Softmax
-
-_PROJECTIONS = ("qkv", "proj")
+from isoattn.vision.models.core_keys import hide_core_in_state_dict
 
 
 class SelfAttention(nn.Module):
@@ -50,7 +47,7 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
         self.core = self.build_core(attention)
-        _hook(self)
+        hide_core_in_state_dict(self)
 
     def build_core(self, attention: AttentionFactory) -> Attention:
         """A new core of this layer's size on its device, leaving torch's generator untouched."""
@@ -67,47 +64,6 @@ class SelfAttention(nn.Module):
         o_BHND = self.core(q_BHND, k_BHND, v_BHND)
         out: Tensor = self.proj(o_BHND.transpose(1, 2).reshape(batch, tokens, dim))
         return out
-
-
-def _hook(layer: Any) -> None:
-    """Typed as Any because torch leaves these three methods untyped."""
-    layer.register_state_dict_post_hook(_hide_core_prefix)
-    layer.register_load_state_dict_pre_hook(_restore_core_prefix)
-    layer.register_load_state_dict_post_hook(_hide_core_prefix_of_missing)
-
-
-def _hide_core_prefix(
-    module: nn.Module, state: dict[str, Any], prefix: str, _metadata: dict[str, Any]
-) -> None:
-    for key in [k for k in state if k.startswith(f"{prefix}core.")]:
-        inner = key.removeprefix(f"{prefix}core.")
-        if inner.split(".")[0] not in _PROJECTIONS:
-            state[prefix + inner] = state.pop(key)
-
-
-def _restore_core_prefix(
-    module: nn.Module,
-    state: dict[str, Any],
-    prefix: str,
-    _metadata: Mapping[str, Any],
-    _strict: bool,
-    _missing: list[str],
-    _unexpected: list[str],
-    _errors: list[str],
-) -> None:
-    for key in [k for k in state if k.startswith(prefix)]:
-        inner = key.removeprefix(prefix)
-        if inner.split(".")[0] not in (*_PROJECTIONS, "core"):
-            state[f"{prefix}core.{inner}"] = state.pop(key)
-
-
-def _hide_core_prefix_of_missing(module: nn.Module, keys: _IncompatibleKeys) -> None:
-    """Report ``attn.temperature`` rather than a name that appears in no file."""
-    for names in (keys.missing_keys, keys.unexpected_keys):
-        names[:] = [
-            name.replace(".core.", ".").removeprefix("core.") if "core." in name else name
-            for name in names
-        ]
 
 
 def attention_per_layer(

@@ -97,7 +97,8 @@ class XCiT(ImageNetwork):
         lpi: ``dw3x3`` as published, ``dw1x1`` without neighbours, ``none`` without the branch.
         stem: ``conv`` (patch 2, 4, 8, 16) or ``patchify`` (any patch).
         positions: ``fourier``, ``learned`` (needs image_size) or ``none``.
-        image_size: pixels the learned positions are made for; other sizes are resized to.
+        image_size: pixels that learned positions are made for (they are resized to other images);
+            read by no other kind of positions.
         attention_layers: indices of the blocks that get ``attention``; the others are plain
             Softmax. None = all.
         qkv_bias: bias on all q, k, v projections.
