@@ -272,6 +272,14 @@ def test_the_chosen_rate_and_diverged_runs_are_marked(tmp_path: Path) -> None:
     assert re.search(r"\| Linear \| 1e-2 \|.*\| 2 \| inside \|", table)
 
 
+def test_more_than_two_percent_of_parameters_are_flagged(tmp_path: Path) -> None:
+    study, results = spoiled(lambda c: change(c, parameters=170_000) if c.arm == "Linear" else c)
+    text = write_report(study, results, tmp_path / "a").markdown.read_text(encoding="utf-8")
+    assert "| Linear | 170,000 | 0 | +5.40 % | more than 2 % apart |" in text
+    text = write_report(*smoke(), tmp_path / "b").markdown.read_text(encoding="utf-8")
+    assert "more than 2 % apart" not in text
+
+
 def test_an_arm_keeps_its_colour() -> None:
     study = make_study(factors={})
     summary = summarise(study, make_results(study))

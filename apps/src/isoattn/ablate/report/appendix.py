@@ -135,27 +135,19 @@ def cost(summary: Data, scale: Scale) -> list[Block]:
 
 
 def _parameters(summary: Data) -> Block:
+    flagged = any(row["flagged"] for row in summary["parameters"])
     rows = []
     for row in summary["parameters"]:
         percent = row["percent"]
-        text = NONE if percent is None else f"{percent:+.2f} %".replace("-", "−")
-        rows.append(
-            (
-                group_of(row),
-                [
-                    *(
-                        row["arm"],
-                        f"{row['parameters']:,}",
-                        f"{row['attention_parameters']:,}",
-                        text,
-                    ),
-                    "more than 2 % apart" if row["flagged"] else "",
-                ],
-            )
-        )
-    return table(
-        ("<arm", "parameters", "inside the attention", "against the baseline", "<flag"), rows
-    )
+        cells = [
+            *(row["arm"], f"{row['parameters']:,}", f"{row['attention_parameters']:,}"),
+            NONE if percent is None else f"{percent:+.2f} %".replace("-", "−"),
+        ]
+        if flagged:
+            cells.append("more than 2 % apart" if row["flagged"] else "")
+        rows.append((group_of(row), cells))
+    columns = ("<arm", "parameters", "inside the attention", "against the baseline")
+    return table((*columns, "<flag") if flagged else columns, rows)
 
 
 def _cost_table(summary: Data, scale: Scale) -> Block:
