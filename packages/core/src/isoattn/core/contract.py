@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from isoattn.core.cost import Cost, Shape
+from isoattn.core.ops.masking import no_autocast
 
 
 class UnsupportedAttention(NotImplementedError):
@@ -33,8 +34,10 @@ class Capability:
         state: a constant-size recurrent state exists (``step``).
         stochastic: outputs depend on random draws owned by the module.
         mixes: ``"tokens"`` where o is linear in v with an N x M matrix, ``"channels"`` where the
-            mixing matrix is D x D (no token matrix exists), ``"nothing"`` where no token sees another.
-        double_backward: second derivatives exist; where False they raise.
+            mixing matrix is D x D (no token matrix exists), ``"nothing"`` where no token sees
+            another.
+        normalised: rows of the mixing matrix sum to 1 (or are 0 where there is no key).
+        double_backward: second derivatives exist; where False asking for them raises.
     """
 
     bidirectional: bool = True
@@ -44,6 +47,7 @@ class Capability:
     state: bool = False
     stochastic: bool = False
     mixes: Literal["tokens", "channels", "nothing"] = "tokens"
+    normalised: bool = True
     double_backward: bool = True
 
 
@@ -51,8 +55,10 @@ class Attention(nn.Module, ABC):
     """An attention core: q, k, v -> o. No projections, no norm, no residual.
 
     A subclass sets ``capability``, gives a reason in ``unsupported`` for each form it lacks, and
-    implements :meth:`_attend` and :meth:`cost`. The first two constructor parameters are always
-    ``heads`` and ``head_dim``; all options are keyword-only and typed, none is ignored.
+    implements :meth:`_attend`, :meth:`cost` and, to be checked against it, :meth:`reference`. An
+    option that changes what is possible sets both attributes again on the instance. The first two
+    constructor parameters are always ``heads`` and ``head_dim``; all options are keyword-only and
+    typed, none is ignored.
 
     Rules that hold for every member, and that ``isoattn.core.testing`` checks: a masked key has
     exactly no influence, even where it holds NaN; a query without any key gives 0 with zero
@@ -67,8 +73,8 @@ class Attention(nn.Module, ABC):
         ValueError: a size below 1.
     """
 
-    capability: ClassVar[Capability]
-    unsupported: ClassVar[Mapping[str, str]] = {}
+    capability: Capability
+    unsupported: Mapping[str, str] = {}
     no_weight_decay: ClassVar[frozenset[str]] = frozenset()
     """Names of own parameters that an optimiser must not decay."""
 
@@ -108,17 +114,38 @@ class Attention(nn.Module, ABC):
             ValueError: shapes or dtypes that do not fit; names them.
         """
         self._check(q, k, v, key_mask, causal)
-        return self._attend(q, k, v, key_mask, causal)
+        dtype = v.dtype
+        if q.dtype != dtype or k.dtype != dtype:
+            wide = torch.promote_types(torch.promote_types(q.dtype, k.dtype), dtype)
+            q, k, v = q.to(wide), k.to(wide), v.to(wide)
+        with no_autocast(v.device.type):
+            return self._attend(q, k, v, key_mask, causal).to(dtype)
 
     @abstractmethod
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool
     ) -> Tensor:
-        """The mechanism itself, on checked inputs (same arguments as :meth:`forward`)."""
+        """The mechanism itself, on checked inputs of one dtype, outside autocast."""
 
     @abstractmethod
     def cost(self, shape: Shape, *, causal: bool = False) -> Cost:
-        """FLOPs and bytes of one call in closed form, for the unfused (math) path."""
+        """FLOPs and bytes of one call in closed form."""
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """The same result in float64 from the definition, dense and without any trick.
+
+        Raises:
+            UnsupportedAttention: none is written for this class.
+        """
+        raise UnsupportedAttention(f"{type(self).__name__} has no float64 reference")
 
     def matrix(
         self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None, causal: bool = False
@@ -135,11 +162,11 @@ class Attention(nn.Module, ABC):
             )
         batch, groups, keys, _ = k.shape
         identity = torch.eye(keys, dtype=k.dtype, device=k.device)
-        return self(
-            q, k, identity.expand(batch, groups, keys, keys), key_mask=key_mask, causal=causal
-        )
+        identity = identity.expand(batch, groups, keys, keys)
+        return self.forward(q, k, identity, key_mask=key_mask, causal=causal)
 
     def extra_repr(self) -> str:
+        """Sizes shown by ``print(module)``."""
         return f"heads={self.heads}, head_dim={self.head_dim}"
 
     def _refuse(self, form: str, wording: str) -> None:
@@ -149,31 +176,50 @@ class Attention(nn.Module, ABC):
     def _check(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool
     ) -> None:
-        name = type(self).__name__
-        shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
-            raise ValueError(f"{name} takes q, k, v as (batch, heads, tokens, dim), got {shapes}")
-        if q.shape[1] != self.heads or q.shape[3] != self.head_dim or k.shape[3] != self.head_dim:
-            raise ValueError(
-                f"{name}(heads={self.heads}, head_dim={self.head_dim}) does not fit {shapes}. "
-                "Layout is (batch, heads, tokens, dim)."
+            self._misfit(q, k, v, "takes q, k, v as (batch, heads, tokens, dim)")
+        batch, heads, queries, dim = q.shape
+        groups, keys = k.shape[1], k.shape[2]
+        if heads != self.heads or dim != self.head_dim or k.shape[3] != dim:
+            self._misfit(
+                q,
+                k,
+                v,
+                f"has heads={self.heads}, head_dim={self.head_dim} "
+                "and takes q, k, v as (batch, heads, tokens, dim)",
             )
-        if k.shape[:3] != v.shape[:3] or k.shape[0] != q.shape[0] or self.heads % k.shape[1]:
-            raise ValueError(
-                f"{name}: k and v must agree in batch, heads and tokens, share q's batch, and "
-                f"have a number of heads that divides {self.heads}; got {shapes}"
+        if k.shape[:3] != v.shape[:3] or k.shape[0] != batch or not groups or heads % groups:
+            self._misfit(
+                q,
+                k,
+                v,
+                "needs k and v that agree in batch, heads and tokens, share q's batch and "
+                f"have a number of heads that divides {heads}",
             )
+        if not (q.is_floating_point() and k.is_floating_point() and v.is_floating_point()):
+            raise ValueError(
+                f"{type(self).__name__} takes floating point tensors, "
+                f"got q {q.dtype}, k {k.dtype}, v {v.dtype}"
+            )
+        capability = self.capability
         if key_mask is not None:
-            if not self.capability.key_mask:
+            if not capability.key_mask:
                 self._refuse("key_mask", "key mask")
-            if key_mask.dtype != torch.bool or key_mask.shape != (k.shape[0], k.shape[2]):
+            if key_mask.dtype != torch.bool or key_mask.shape != (batch, keys):
                 raise ValueError(
-                    f"{name}: key_mask must be bool (batch, keys) = ({k.shape[0]}, {k.shape[2]}), "
-                    f"True = keep; got {key_mask.dtype} {tuple(key_mask.shape)}"
+                    f"{type(self).__name__}: key_mask must be bool (batch, keys) = "
+                    f"({batch}, {keys}), True = keep; "
+                    f"got {key_mask.dtype} {tuple(key_mask.shape)}"
                 )
-        if causal and not self.capability.causal:
+        if causal and not capability.causal:
             self._refuse("causal", "causal form")
-        if not causal and not self.capability.bidirectional:
+        if not causal and not capability.bidirectional:
             self._refuse("bidirectional", "bidirectional form")
-        if q.shape[2] != k.shape[2] and not self.capability.cross:
+        if queries != keys and not capability.cross:
             self._refuse("cross", "cross form")
+
+    def _misfit(self, q: Tensor, k: Tensor, v: Tensor, rule: str) -> None:
+        raise ValueError(
+            f"{type(self).__name__} {rule}; "
+            f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+        )

@@ -2,79 +2,147 @@
 
 from __future__ import annotations
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from isoattn.core.contract import Attention, Capability
 from isoattn.core.cost import Cost, Shape
-from isoattn.core.ops.softmax import zero_masked
+from isoattn.core.ops import reference
+from isoattn.core.ops.blocks import accumulation_dtype
+from isoattn.core.ops.masking import zero_masked
 
 
 def _zero_from(*tensors: Tensor) -> Tensor:
-    """A scalar 0 that depends on the tensors, so that each gets a zero gradient instead of none."""
-    return sum((x[:, :, :0].sum() for x in tensors), start=tensors[0].new_zeros(()))
+    """A scalar 0 that depends on the tensors: they get a zero gradient instead of none.
+
+    Without it a model whose query projection is unused fails in distributed training. The sum runs
+    over no token, so that not even NaN gets through.
+    """
+    total = tensors[0][:, :, :0].sum()
+    for x in tensors[1:]:
+        total = total + x[:, :, :0].sum()
+    return total
 
 
-def _bytes(shape: Shape, *, reads: int) -> int:
-    return shape.batch * shape.heads * (reads + shape.queries) * shape.value_dim * shape.itemsize
+def _min_bytes(shape: Shape, *, read: int) -> int:
+    return shape.batch * shape.heads * (read + shape.queries) * shape.value_dim * shape.itemsize
 
 
 class Mean(Attention):
-    """o_i = the mean of the visible values: attention with all logits equal."""
+    """o_i = the mean of the visible values: attention with all logits equal.
+
+    Args:
+        heads: number of query heads H.
+        head_dim: dimension D of a query or key head; q and k are not looked at.
+    """
 
     capability = Capability(causal=True, cross=True)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool
     ) -> Tensor:
-        accumulate = torch.promote_types(v.dtype, torch.float32)
-        wide = zero_masked(v, key_mask).to(accumulate)
-        if key_mask is None:
-            keep = torch.ones(1, 1, v.shape[2], 1, dtype=accumulate, device=v.device)
-        else:
-            keep = key_mask[:, None, :, None].to(accumulate)
+        wide, queries = accumulation_dtype(v), q.shape[2]
+        values = zero_masked(v, key_mask).to(wide)
+        keep = v.new_ones(1, 1, v.shape[2], 1, dtype=wide)
+        if key_mask is not None:
+            keep = key_mask[:, None, :, None].to(wide)
         if causal:
-            last = torch.arange(q.shape[2], device=v.device).clamp(max=v.shape[2] - 1)
-            total, count = wide.cumsum(2)[:, :, last], keep.cumsum(2)[:, :, last]
+            total, count = (_running(x, queries) for x in (values, keep))
         else:
-            total, count = wide.sum(2, keepdim=True), keep.sum(2, keepdim=True)
+            total, count = (x.sum(2, keepdim=True) for x in (values, keep))
         mean = (total / count.clamp(min=1.0) + _zero_from(q, k)).to(v.dtype)
         mean = mean.repeat_interleave(self.heads // v.shape[1], 1)
-        return mean.expand(-1, -1, q.shape[2], -1).contiguous()
+        # written out: a caller may change the result in place
+        return mean.expand(-1, -1, queries, -1).contiguous()
 
     def cost(self, shape: Shape, *, causal: bool = False) -> Cost:
-        """No matrix product."""
-        return Cost(0, 0, _bytes(shape, reads=shape.keys), 0)
+        """No matrix product; the counts of visible keys are kept."""
+        wide = max(4, shape.itemsize)
+        return Cost(
+            0, 0, _min_bytes(shape, read=shape.keys), (shape.queries if causal else 1) * wide
+        )
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """The definition in float64."""
+        return reference.mean(q, k, v, key_mask=key_mask, causal=causal)
+
+
+def _running(x: Tensor, queries: int) -> Tensor:
+    """Sums over the tokens up to each query; after the last key they stay as they are."""
+    return F.pad(x[:, :, :queries], (0, 0, 0, max(0, queries - x.shape[2]))).cumsum(2)
 
 
 class Identity(Attention):
-    """o_i = v_i: no token sees another."""
+    """o_i = v_i: no token sees another.
+
+    Args:
+        heads: number of query heads H.
+        head_dim: dimension D of a query or key head; q and k are not looked at.
+    """
 
     capability = Capability(causal=True, mixes="nothing")
-    unsupported = {"cross": "o_i = v_i needs a value for every query"}
+    unsupported = {"cross": "o_i = v_i needs one value for every query"}
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool
     ) -> Tensor:
-        out = zero_masked(v, key_mask).repeat_interleave(self.heads // v.shape[1], 1)
-        return out + _zero_from(q, k).to(v.dtype)
+        v = zero_masked(v, key_mask)
+        repeats = self.heads // v.shape[1]
+        v = v if repeats == 1 else v.repeat_interleave(repeats, 1)
+        return v + _zero_from(q, k)
 
     def cost(self, shape: Shape, *, causal: bool = False) -> Cost:
-        """No matrix product."""
-        return Cost(0, 0, _bytes(shape, reads=shape.keys), 0)
+        """No matrix product, nothing kept."""
+        return Cost(0, 0, _min_bytes(shape, read=shape.keys), 0)
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """The definition in float64."""
+        return reference.identity(q, k, v, key_mask=key_mask)
 
 
 class Zero(Attention):
-    """o = 0 with zero gradients: the block without its attention."""
+    """o = 0 with zero gradients: the block without its attention.
 
-    capability = Capability(causal=True, cross=True, mixes="nothing")
+    Args:
+        heads: number of query heads H.
+        head_dim: dimension D of a query or key head; q and k are not looked at.
+    """
+
+    capability = Capability(causal=True, cross=True, mixes="nothing", normalised=False)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool
     ) -> Tensor:
-        zero = _zero_from(q, k, v).to(v.dtype)
-        return zero.expand(*q.shape[:3], v.shape[3]).contiguous()
+        return _zero_from(q, k, v).expand(*q.shape[:3], v.shape[3]).contiguous()
 
     def cost(self, shape: Shape, *, causal: bool = False) -> Cost:
-        """No matrix product."""
-        return Cost(0, 0, _bytes(shape, reads=0), 0)
+        """No matrix product, nothing read, nothing kept."""
+        return Cost(0, 0, _min_bytes(shape, read=0), 0)
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """The definition in float64."""
+        return reference.zero(q, v)

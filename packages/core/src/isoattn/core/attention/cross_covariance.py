@@ -9,18 +9,24 @@ from torch import Tensor, nn
 
 from isoattn.core.contract import Attention, Capability
 from isoattn.core.cost import Cost, Shape
-from isoattn.core.ops.cross_covariance import channel_weights
-from isoattn.core.ops.softmax import zero_masked
+from isoattn.core.ops import reference
+from isoattn.core.ops.cross_covariance import channel_weights, cross_covariance_attention
+from isoattn.core.ops.masking import no_autocast
 
 
 class CrossCovariance(Attention):
-    """o = A v, A a D x D softmax over channels of cosines taken over tokens (El-Nouby et al. 2021, eq. 2).
+    """o_na = sum_b A_ab v_nb, A_ab = softmax_b(tau_h cos(q_a, k_b)) (El-Nouby et al. 2021, eq. 2).
+
+    The cosines run over tokens, A is D x D a head: channels attend, and the cost is linear in N.
 
     Args:
         heads: number of query heads H.
         head_dim: dimension D of a query or key head; values must have the same.
-        temperature_init: initial tau of every head.
-        learn_temperature: tau is trained.
+        temperature_init: initial tau of every head; parameter ``temperature`` (H, 1, 1).
+        learn_temperature: False freezes tau (``requires_grad=False``).
+
+    Raises:
+        ValueError: a size below 1.
     """
 
     capability = Capability(mixes="channels")
@@ -39,30 +45,45 @@ class CrossCovariance(Attention):
         learn_temperature: bool = True,
     ) -> None:
         super().__init__(heads, head_dim)
-        self.temperature = nn.Parameter(
-            torch.full((heads, 1, 1), float(temperature_init)), requires_grad=learn_temperature
-        )
+        initial = torch.full((heads, 1, 1), float(temperature_init))
+        self.temperature = nn.Parameter(initial, requires_grad=learn_temperature)
 
     def channel_matrix(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The mixing matrix A (B, H, D, D): rows are output channels, columns value channels."""
-        k = k.repeat_interleave(self.heads // k.shape[1], 1)
-        return channel_weights(q, k, self.temperature, key_mask=key_mask)
+        """The mixing matrix A (B, H, D, D): row = output channel, column = value channel."""
+        with no_autocast(q.device.type):
+            return channel_weights(q, self._per_query_head(k), self.temperature, key_mask)
+
+    def _per_query_head(self, x: Tensor) -> Tensor:
+        repeats = self.heads // x.shape[1]
+        return x if repeats == 1 else x.repeat_interleave(repeats, 1)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool
     ) -> Tensor:
-        weights = self.channel_matrix(q, k, key_mask=key_mask)
-        v = zero_masked(v, key_mask).repeat_interleave(self.heads // v.shape[1], 1)
-        return (v.to(weights.dtype) @ weights.transpose(-2, -1)).to(v.dtype)
+        if v.shape[3] != self.head_dim:
+            raise ValueError(
+                f"CrossCovariance mixes the channels of v with a {self.head_dim} x {self.head_dim} "
+                f"matrix, so v must have dim {self.head_dim}, got {tuple(v.shape)}"
+            )
+        k, v = self._per_query_head(k), self._per_query_head(v)
+        return cross_covariance_attention(q, k, v, self.temperature, key_mask=key_mask)
 
     def cost(self, shape: Shape, *, causal: bool = False) -> Cost:
-        """Of q^T k and A v."""
-        rows = shape.batch * shape.heads
-        flops = 4 * rows * shape.keys * shape.head_dim * shape.head_dim
-        inputs = 3 * rows * shape.keys * shape.head_dim
-        return Cost(
-            forward_flops=flops,
-            backward_flops=2 * flops,
-            min_bytes=inputs // 3 * 4 * shape.itemsize,
-            saved_bytes=inputs * shape.itemsize,
-        )
+        """FLOPs of q^T k and A v; kept are q, k, v, the norms, and two D x D matrices a head."""
+        rows, dim = shape.batch * shape.heads, shape.head_dim
+        flops = 4 * rows * shape.keys * dim * dim
+        tensor = rows * shape.keys * dim * shape.itemsize
+        small = rows * (2 * dim * dim + 2 * dim) * max(4, shape.itemsize)
+        return Cost(flops, 2 * flops, 4 * tensor, 3 * tensor + small)
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """The definition in float64."""
+        return reference.cross_covariance(q, k, v, self.temperature, key_mask=key_mask)

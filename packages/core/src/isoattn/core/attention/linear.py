@@ -2,59 +2,121 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from isoattn.core.contract import Attention, Capability
 from isoattn.core.cost import Cost, Shape
-from isoattn.core.features import FEATURE_MAPS, FeatureMap
-from isoattn.core.ops.linear import linear_attention
+from isoattn.core.features import FEATURES, FeatureMap
+from isoattn.core.ops import reference
+from isoattn.core.ops.linear import CHUNK, linear_attention
 
 
 class Linear(Attention):
-    """phi(q_i) S / phi(q_i) z with S = sum phi(k_j) v_j^T (Katharopoulos et al. 2020, eq. 5-6).
+    """o_i = phi(q_i) S / phi(q_i) z, S = sum phi(k_j) v_j^T (Katharopoulos et al. 2020, eq. 5-6).
+
+    No factor D^-1/2. A row whose weights are all 0 (possible with ``relu``) gives 0.
 
     Args:
         heads: number of query heads H.
         head_dim: dimension D of a query or key head.
-        feature_map: phi, elementwise.
-        eps: added to the denominator; released code (LoFTR, fast-transformers) uses 1e-6.
+        feature_map: phi. ``"elu1"`` is elu(x) + 1, ``"exp"`` is exp(x) in a form that cannot
+            overflow; ``"relu"`` and ``"softplus"`` are themselves.
+        eps: added to the denominator. 0 is the definition; LoFTR (linear_attention.py) and
+            fast-transformers (linear_attention.py) release 1e-6.
+
+    Raises:
+        ValueError: a size below 1, an unknown map, a negative eps, or an eps with ``"exp"``, whose
+            denominator is only known up to a factor.
     """
 
-    capability = Capability(cross=True)
+    capability = Capability(causal=True, cross=True)
 
     def __init__(
         self, heads: int, head_dim: int, *, feature_map: FeatureMap = "elu1", eps: float = 0.0
     ) -> None:
         super().__init__(heads, head_dim)
-        if feature_map not in FEATURE_MAPS:
+        if feature_map not in FEATURES:
             raise ValueError(
-                f"feature_map must be one of {', '.join(FEATURE_MAPS)}, got {feature_map!r}"
+                f"feature_map must be one of {', '.join(FEATURES)}, got {feature_map!r}"
             )
-        self.feature_map = feature_map
+        if eps < 0:
+            raise ValueError(f"eps must not be negative, got {eps}")
+        self.feature_map: FeatureMap = feature_map
         self.eps = eps
+        if FEATURES[feature_map].shifted:
+            if eps:
+                raise ValueError(
+                    f"eps={eps} has no meaning with feature_map={feature_map!r}: numerator and "
+                    "denominator are divided by a common factor against overflow. Use eps=0."
+                )
+            self.capability = replace(self.capability, causal=False)
+            self.unsupported = {
+                "causal": "the exponent of a key is shifted by a maximum over all keys, the future "
+                "included; use feature_map='elu1' or 'softplus'"
+            }
+
+    def extra_repr(self) -> str:
+        """Sizes and options shown by ``print(module)``."""
+        return f"{super().extra_repr()}, feature_map={self.feature_map!r}, eps={self.eps}"
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool
     ) -> Tensor:
-        phi = FEATURE_MAPS[self.feature_map]
-        return linear_attention(phi(q), phi(k), v, key_mask=key_mask, eps=self.eps)
+        return linear_attention(
+            q,
+            k,
+            v,
+            key_mask=key_mask,
+            causal=causal,
+            feature_map=self.feature_map,
+            eps=self.eps,
+        )
 
     def cost(self, shape: Shape, *, causal: bool = False) -> Cost:
-        """Of phi(k)^T v and phi(q) S; the denominator is one more column of S."""
-        rows = shape.batch * shape.heads
-        flops = (
-            2
-            * rows
-            * shape.head_dim
-            * (shape.keys * shape.value_dim + shape.queries * (shape.value_dim + 1))
-        )
-        inputs = rows * (
-            shape.queries * shape.head_dim + shape.keys * (shape.head_dim + shape.value_dim)
-        )
-        output = rows * shape.queries * shape.value_dim
+        """FLOPs and bytes of the eager path.
+
+        Bidirectional: the products phi(k)^T v, phi(q) S and phi(q) z; kept are q, k, v, S and z.
+        Causal: those and the two products inside each chunk, over whole chunks; kept are q, k and
+        v, and the backward pass runs the forward pass once more.
+        """
+        rows, dim, width = shape.batch * shape.heads, shape.head_dim, shape.value_dim
+        inputs = rows * (shape.queries * dim + shape.keys * (dim + width))
+        output = rows * shape.queries * width
+        if causal:
+            chunk = min(CHUNK, shape.queries)
+            tokens = -(-shape.queries // chunk) * chunk
+            flops = 2 * rows * tokens * (2 * dim * width + dim + chunk * (dim + width))
+            backward, sums = 3 * flops, 0
+        else:
+            flops = 2 * rows * dim * (shape.keys * width + shape.queries * (width + 1))
+            backward, sums = 2 * flops, rows * dim * (width + 1) * max(4, shape.itemsize)
+            if FEATURES[self.feature_map].shifted:
+                sums += rows * dim * shape.itemsize
         return Cost(
             forward_flops=flops,
-            backward_flops=2 * flops,
+            backward_flops=backward,
             min_bytes=(inputs + output) * shape.itemsize,
-            saved_bytes=(inputs + output) * shape.itemsize,
+            saved_bytes=inputs * shape.itemsize + sums,
+        )
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """The definition in float64."""
+        return reference.linear(
+            q,
+            k,
+            v,
+            key_mask=key_mask,
+            causal=causal,
+            feature_map=self.feature_map,
+            eps=self.eps,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -9,66 +10,102 @@ from torch import Tensor, nn
 
 from isoattn.core.contract import Attention, Capability
 from isoattn.core.cost import Cost, Shape
-from isoattn.core.ops.softmax import fused_softmax_attention, math_softmax_attention, unit_norm
+from isoattn.core.ops import reference
+from isoattn.core.ops.masking import zero_masked
+from isoattn.core.ops.softmax import fused_softmax_attention, math_softmax_attention, unit_scaled
+
+Path = Literal["fused", "math"]
 
 
-def _cost(shape: Shape) -> Cost:
-    rows = shape.batch * shape.heads
-    flops = 2 * rows * shape.queries * shape.keys * (shape.head_dim + shape.value_dim)
-    inputs = rows * (
-        shape.queries * shape.head_dim + shape.keys * (shape.head_dim + shape.value_dim)
-    )
-    output = rows * shape.queries * shape.value_dim
-    return Cost(
-        forward_flops=flops,
-        backward_flops=2 * flops,
-        min_bytes=(inputs + output) * shape.itemsize,
-        saved_bytes=(inputs + output) * shape.itemsize + 4 * rows * shape.queries,
-    )
-
-
-class Softmax(Attention):
-    """softmax(q k^T / sqrt(D)) v (Vaswani et al. 2017, eq. 1).
-
-    Args:
-        heads: number of query heads H.
-        head_dim: dimension D of a query or key head.
-        path: ``"fused"`` is torch's kernel (no second derivatives), ``"math"`` the formula written
-            out, which holds N x M and is twice differentiable.
-    """
+class _SoftmaxForm(Attention):
+    """What the two forms share: the choice of the kernel and the products."""
 
     capability = Capability(causal=True, cross=True, double_backward=False)
 
-    def __init__(
-        self, heads: int, head_dim: int, *, path: Literal["fused", "math"] = "fused"
-    ) -> None:
+    def __init__(self, heads: int, head_dim: int, *, path: Path = "fused") -> None:
         super().__init__(heads, head_dim)
         if path not in ("fused", "math"):
             raise ValueError(f"path must be 'fused' or 'math', got {path!r}")
         self.path = path
+        self._attention = fused_softmax_attention if path == "fused" else math_softmax_attention
+        if path == "math":
+            self.capability = replace(self.capability, double_backward=True)
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool
-    ) -> Tensor:
-        op = fused_softmax_attention if self.path == "fused" else math_softmax_attention
-        return op(q, k, v, key_mask=key_mask, causal=causal)
+    def extra_repr(self) -> str:
+        """Sizes and options shown by ``print(module)``."""
+        return f"{super().extra_repr()}, path={self.path!r}"
 
-    def cost(self, shape: Shape, *, causal: bool = False) -> Cost:
-        """FLOPs of the math path, bytes of the fused one."""
-        return _cost(shape)
+    def _cost(self, shape: Shape, causal: bool, kept: int, extra_saved: int = 0) -> Cost:
+        """The two products; what the chosen path keeps, with ``kept`` bytes a number."""
+        rows, wide = shape.batch * shape.heads, max(4, shape.itemsize)
+        flops = 2 * rows * shape.queries * shape.keys * (shape.head_dim + shape.value_dim)
+        q = rows * shape.queries * shape.head_dim
+        kv = rows * shape.keys * (shape.head_dim + shape.value_dim)
+        o = rows * shape.queries * shape.value_dim
+        if self.path == "fused":
+            saved = (q + kv + o) * kept + rows * shape.queries * wide
+        else:
+            saved = (q + kv + rows * shape.queries * shape.keys) * wide
+            saved += causal * shape.queries * shape.keys  # the bool mask
+        return Cost(flops, 2 * flops, (q + kv + o) * shape.itemsize, saved + extra_saved)
 
 
-class CosineSoftmax(Attention):
-    """softmax(tau q^ k^^T) v, q^ and k^ unit length over D, tau learned per head.
+class Softmax(_SoftmaxForm):
+    """o_i = softmax_j(q_i.k_j / sqrt(D)) v_j (Vaswani et al. 2017, eq. 1).
 
     Args:
         heads: number of query heads H.
         head_dim: dimension D of a query or key head.
-        temperature_init: initial tau of every head.
-        learn_temperature: tau is a parameter; otherwise a buffer.
+        path: ``"fused"`` is torch's kernel, which has no second derivatives; ``"math"`` writes the
+            formula out in float32 at least, holds N x M weights and is twice differentiable.
+
+    Raises:
+        ValueError: a size below 1 or an unknown path.
     """
 
-    capability = Capability(causal=True, cross=True, double_backward=False)
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool
+    ) -> Tensor:
+        return self._attention(q, k, v, key_mask=key_mask, causal=causal)
+
+    def cost(self, shape: Shape, *, causal: bool = False) -> Cost:
+        """FLOPs of the full N x M products, also when causal; saved bytes of the chosen path.
+
+        The fused kernel keeps q, k, v, o and one log-sum-exp a row; that needs value_dim equal to
+        head_dim, otherwise torch itself falls back to a path that holds N x M weights.
+        """
+        return self._cost(shape, causal, shape.itemsize)
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """The definition in float64."""
+        return reference.softmax(q, k, v, key_mask=key_mask, causal=causal)
+
+
+class CosineSoftmax(_SoftmaxForm):
+    """o_i = softmax_j(tau_h cos(q_i, k_j)) v_j: softmax attention on unit vectors.
+
+    The partner of :class:`CrossCovariance` in a comparison: same parameters, same names, same
+    normalisation of the logits, but tokens attend to tokens. The norms run over D, per token.
+
+    Args:
+        heads: number of query heads H.
+        head_dim: dimension D of a query or key head.
+        temperature_init: initial tau of every head; parameter ``temperature`` (H, 1, 1).
+        learn_temperature: False freezes tau (``requires_grad=False``).
+        path: as in :class:`Softmax`.
+
+    Raises:
+        ValueError: a size below 1 or an unknown path.
+    """
+
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"temperature"})
 
     def __init__(
@@ -78,19 +115,36 @@ class CosineSoftmax(Attention):
         *,
         temperature_init: float = 1.0,
         learn_temperature: bool = True,
+        path: Path = "fused",
     ) -> None:
-        super().__init__(heads, head_dim)
-        self.temperature = nn.Parameter(
-            torch.full((heads, 1, 1), float(temperature_init)), requires_grad=learn_temperature
-        )
+        super().__init__(heads, head_dim, path=path)
+        initial = torch.full((heads, 1, 1), float(temperature_init))
+        self.temperature = nn.Parameter(initial, requires_grad=learn_temperature)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool
     ) -> Tensor:
-        q = (unit_norm(q, dim=-1) * self.temperature).to(v.dtype)
-        k = unit_norm(k, dim=-1).to(v.dtype)
-        return fused_softmax_attention(q, k, v, key_mask=key_mask, causal=causal, scale=1.0)
+        # Unit vectors stay in float32: rounded to half they move a logit by tau / 1000.
+        q = unit_scaled(q, self.temperature)
+        k = unit_scaled(zero_masked(k, key_mask))
+        v = v.to(q.dtype)
+        return self._attention(q, k, v, key_mask=key_mask, causal=causal, scale=1.0)
 
     def cost(self, shape: Shape, *, causal: bool = False) -> Cost:
-        """FLOPs of the math path, bytes of the fused one."""
-        return _cost(shape)
+        """As of :class:`Softmax`; besides the unit vectors also q, k and their norms are kept."""
+        rows, wide = shape.batch * shape.heads, max(4, shape.itemsize)
+        tokens = rows * (shape.queries + shape.keys)
+        inverse_norms = tokens * (2 * wide + 1) + rows * shape.queries * wide
+        return self._cost(shape, causal, wide, tokens * shape.head_dim * wide + inverse_norms)
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """The definition in float64."""
+        return reference.cosine_softmax(q, k, v, self.temperature, key_mask=key_mask, causal=causal)

@@ -1,4 +1,7 @@
-"""Softmax attention (Vaswani et al. 2017, eq. 1) and its cosine form."""
+"""Softmax attention (Vaswani et al. 2017, eq. 1): softmax over the visible keys of s q_i.k_j.
+
+Shape suffixes: as in :mod:`isoattn.core.contract`.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def zero_masked(x_BGMD: Tensor, key_mask_BM: Tensor | None) -> Tensor:
-    """x with its masked tokens set to 0, whatever they held (NaN times 0 would stay NaN)."""
-    if key_mask_BM is None:
-        return x_BGMD
-    return x_BGMD.masked_fill(~key_mask_BM[:, None, :, None], 0.0)
-
-
-def visible(
-    queries: int, keys: int, key_mask_BM: Tensor | None, causal: bool, device: torch.device
-) -> Tensor | None:
-    """Bool mask that broadcasts to (B, H, N, M), True = the query sees the key; None = all."""
-    mask = None if key_mask_BM is None else key_mask_BM[:, None, None, :]
-    if causal:
-        lower = torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
-        mask = lower if mask is None else lower & mask
-    return mask
+from isoattn.core.ops.blocks import accumulation_dtype
+from isoattn.core.ops.masking import visible, zero_masked
 
 
 def fused_softmax_attention(
@@ -34,12 +22,24 @@ def fused_softmax_attention(
     causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(scale q k^T) v by torch's fused kernel; scale defaults to D^-1/2."""
-    mask = None
+    """Softmax attention by torch's fused kernel.
+
+    Args:
+        q_BHND: queries.
+        k_BGMD: keys; G divides H.
+        v_BGME: values.
+        key_mask: bool (B, M), True = keep.
+        causal: query i sees the keys j <= i.
+        scale: s; None is D^-1/2.
+
+    Returns:
+        (B, H, N, E) in the dtype of v.
+    """
+    mask, shared = None, False
+    if k_BGMD.shape[1] != q_BHND.shape[1]:  # a branch: the compiler's comparison is no bool
+        shared = True
     if key_mask is not None:
-        # The kernel multiplies the weight 0 by whatever a masked key or value holds.
-        k_BGMD, v_BGME = zero_masked(k_BGMD, key_mask), zero_masked(v_BGME, key_mask)
-        mask = visible(q_BHND.shape[2], k_BGMD.shape[2], key_mask, causal, q_BHND.device)
+        k_BGMD, v_BGME, mask = _masked(q_BHND, k_BGMD, v_BGME, key_mask, causal)
         causal = False
     return F.scaled_dot_product_attention(
         q_BHND,
@@ -48,7 +48,7 @@ def fused_softmax_attention(
         attn_mask=mask,
         is_causal=causal,
         scale=scale,
-        enable_gqa=k_BGMD.shape[1] != q_BHND.shape[1],
+        enable_gqa=shared,
     )
 
 
@@ -61,25 +61,48 @@ def math_softmax_attention(
     causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(scale q k^T) v written out in float32 at least, N x M held; twice differentiable."""
-    accumulate = torch.promote_types(v_BGME.dtype, torch.float32)
+    """The same written out, N x M weights held, in float32 at least; twice differentiable."""
+    accumulate = accumulation_dtype(v_BGME)
+    mask = visible(q_BHND.shape[2], k_BGMD.shape[2], None, causal, q_BHND.device)
+    if key_mask is not None:
+        k_BGMD, v_BGME, mask = _masked(q_BHND, k_BGMD, v_BGME, key_mask, causal)
     repeats = q_BHND.shape[1] // k_BGMD.shape[1]
-    k_BHMD = zero_masked(k_BGMD, key_mask).repeat_interleave(repeats, 1).to(accumulate)
-    v_BHME = zero_masked(v_BGME, key_mask).repeat_interleave(repeats, 1).to(accumulate)
+    k_BHMD, v_BHME = (
+        (x if repeats == 1 else x.repeat_interleave(repeats, 1)).to(accumulate)
+        for x in (k_BGMD, v_BGME)
+    )
     scale = q_BHND.shape[-1] ** -0.5 if scale is None else scale
     logits_BHNM = (q_BHND.to(accumulate) * scale) @ k_BHMD.transpose(-2, -1)
-    mask = visible(q_BHND.shape[2], k_BGMD.shape[2], key_mask, causal, q_BHND.device)
     if mask is not None:
-        logits_BHNM = logits_BHNM.masked_fill(~mask, torch.finfo(accumulate).min)
-    weights_BHNM = logits_BHNM.softmax(-1)
-    if mask is not None:  # a row without any key is uniform here and must be 0
-        weights_BHNM = weights_BHNM.masked_fill(~mask, 0.0)
-    return (weights_BHNM @ v_BHME).to(v_BGME.dtype)
+        logits_BHNM = logits_BHNM.masked_fill(~mask, -torch.inf)
+    return (logits_BHNM.softmax(-1) @ v_BHME).to(v_BGME.dtype)
 
 
-def unit_norm(x: Tensor, *, dim: int, eps: float = 1e-12) -> Tensor:
-    """x / |x| along dim in float32 at least; 0 with zero gradient where |x| <= eps."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    square = x.square().sum(dim, keepdim=True)
-    positive = square > eps * eps
-    return x * torch.where(positive, square, 1.0).rsqrt() * positive
+def _masked(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Masked k and v set to 0, and a mask that leaves no row empty.
+
+    A kernel multiplies the weight 0 by whatever a masked value holds, so the values go. A row
+    without any key then sees its masked ones: their values are 0, so it and its gradients are 0 on
+    every backend, with no -inf row to become NaN.
+    """
+    queries, keys = q.shape[2], k.shape[2]
+    seen = visible(queries, keys, key_mask, causal, q.device)
+    assert seen is not None
+    empty = ~seen.any(-1, keepdim=True)
+    reach = visible(queries, keys, None, causal, q.device)
+    seen = seen | (empty if reach is None else empty & reach)
+    return zero_masked(k, key_mask), zero_masked(v, key_mask), seen
+
+
+def unit_scaled(x: Tensor, factor: Tensor | None = None, *, eps: float = 1e-12) -> Tensor:
+    """Return factor x / |x|, the norm over the last dimension, in float32 at least.
+
+    0 with zero gradient where |x| is not above eps.
+    """
+    x = x.to(accumulation_dtype(x))
+    square = x.square().sum(-1, keepdim=True)
+    positive = square > eps**2
+    inverse = torch.where(positive, torch.where(positive, square, 1.0).rsqrt(), 0.0)
+    return x * (inverse if factor is None else inverse * factor)

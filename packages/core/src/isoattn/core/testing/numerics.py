@@ -1,0 +1,153 @@
+"""Laws about numbers: half precision at length, autocast, first and second derivatives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.autograd.gradcheck import gradcheck, gradgradcheck
+
+from isoattn.core.contract import Attention
+from isoattn.core.cost import Shape
+from isoattn.core.registry import AttentionFactory
+from isoattn.core.testing.algebra import _require_reference
+from isoattn.core.testing.suite import Draw, Sizes, build, forms, law, leaves
+
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 1e-3}
+"""Largest error over largest output, against float64 on the same (rounded) inputs.
+
+Two units in the last place of float16, four of bfloat16.
+"""
+
+ROWS = 32
+"""Rows of a long sequence that are compared; the oracle of all would need N x N numbers."""
+
+
+@law()
+def dtypes(factory: AttentionFactory, sizes: Sizes) -> None:
+    """float32, bfloat16 and float16 are right to 1e-5, 1.6e-2 and 1e-3, up to 512 tokens."""
+    sizes = replace(sizes, tokens=min(sizes.tokens, 512), batch=1)
+    module = build(factory, sizes, torch.float32)
+    _require_reference(module)
+    for dtype in BOUNDS:
+        for causal in forms(module):
+            _right_in(module, sizes, dtype, 1.0, causal)
+
+
+@law(slow=True)
+def long_dtypes(factory: AttentionFactory, sizes: Sizes) -> None:
+    """The same with 16,384 tokens, for inputs of standard deviation 1 and 3 and under autocast.
+
+    What costs more than 5 GFLOP there has 32 queries only, or 2,048 tokens where causal.
+    """
+    module = build(factory, sizes, torch.float32)
+    _require_reference(module)
+    for causal in forms(module):
+        long = replace(sizes, tokens=16_384, batch=1)
+        shape = Shape.square(1, sizes.heads, long.tokens, sizes.head_dim)
+        dear = module.cost(shape, causal=causal).forward_flops > 5e9
+        if dear and causal:
+            long = replace(long, tokens=2_048)
+        for dtype in BOUNDS:
+            for spread in (1.0, 3.0):
+                _right_in(module, long, dtype, spread, causal, few=dear and not causal)
+
+
+def _right_in(
+    module: Attention,
+    sizes: Sizes,
+    dtype: torch.dtype,
+    spread: float,
+    causal: bool,
+    few: bool = False,
+) -> None:
+    q, k, v = (spread * x for x in Draw().qkv(sizes, dtype=dtype))
+    rows = torch.arange(0, sizes.tokens, max(1, sizes.tokens // ROWS))
+    if few:
+        q, rows = q[:, :, rows], torch.arange(len(rows))
+    with torch.no_grad():
+        out = module(q, k, v, causal=causal)
+        with torch.autocast("cpu", dtype=torch.float16):
+            again = module(q, k, v, causal=causal)
+    what = f"{dtype}, N={sizes.tokens}, std {spread}, causal={causal}"
+    assert out.dtype == again.dtype == dtype, f"{what}: came out as {out.dtype}, {again.dtype}"
+    if module.capability.mixes == "channels" or not module.capability.cross:
+        want = module.reference(q, k, v, causal=causal)[:, :, rows]
+    elif causal:  # row i is the bidirectional row that sees the keys up to i
+        parts = [module.reference(q[:, :, [i]], k[:, :, : i + 1], v[:, :, : i + 1]) for i in rows]
+        want = torch.cat(parts, 2)
+    else:
+        want = module.reference(q[:, :, rows], k, v)
+    scale = want.abs().max().item() or 1.0
+    for name, got in (("", out), (" under autocast", again)):
+        error = (got[:, :, rows].double() - want).abs().max().item() / scale
+        assert error <= BOUNDS[dtype], f"{what}{name}: error {error:.2e}, allowed {BOUNDS[dtype]}"
+
+
+@law()
+def autocast(factory: AttentionFactory, sizes: Sizes) -> None:
+    """Autocast changes nothing: the dtype of the inputs decides, and v's is that of the output."""
+    sizes = replace(sizes, tokens=min(sizes.tokens, 128))
+    module = build(factory, sizes, torch.float32)
+    for causal in forms(module):
+        plain, cast = (leaves(*Draw().qkv(sizes, dtype=torch.float32)) for _ in range(2))
+        want = module(*plain, causal=causal)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = module(*cast, causal=causal)
+        assert got.dtype == torch.float32, f"float32 values gave {got.dtype}"
+        assert torch.equal(got, want), f"causal={causal}: the output changed"
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            mixed = module(cast[0], cast[1], cast[2].bfloat16(), causal=causal)
+        assert mixed.dtype == torch.bfloat16, f"bfloat16 values gave {mixed.dtype}"
+
+
+@law()
+def first_derivatives(factory: AttentionFactory, sizes: Sizes) -> None:
+    """Gradients of every input and parameter pass gradcheck, non-contiguous ones included."""
+    tiny = Sizes(2, 3, 4, 1)
+    module = build(factory, tiny)
+    inputs = leaves(*Draw().qkv(tiny))
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    masks = [None, torch.tensor([[True, False, True, True]])]
+    for causal in forms(module):
+        for mask in masks if module.capability.key_mask else masks[:1]:
+
+            def call(
+                *x: Tensor, mask: Tensor | None = mask, causal: bool = causal, turn: bool = False
+            ) -> Tensor:
+                out: Tensor = module(*x[:3], key_mask=mask, causal=causal)
+                # The gradient of a transposed and strided use arrives non-contiguous.
+                return out.transpose(1, 3)[:, ::2] if turn else out
+
+            assert gradcheck(call, (*inputs, *parameters))
+            assert gradcheck(lambda *x, f=call: f(*x, turn=True), (*inputs, *parameters))
+        ones = torch.autograd.grad(module(*inputs, causal=causal).sum(), inputs)
+        full = torch.ones_like(module(*inputs, causal=causal))
+        want = torch.autograd.grad(module(*inputs, causal=causal), inputs, full)
+        for a, b in zip(ones, want, strict=True):
+            assert torch.allclose(a, b, atol=1e-12), "an expanded gradient is treated differently"
+
+
+@law()
+def second_derivatives(factory: AttentionFactory, sizes: Sizes) -> None:
+    """Second derivatives pass gradgradcheck, or asking for them raises where declared missing."""
+    tiny = Sizes(2, 2, 3, 1)
+    module = build(factory, tiny)
+    inputs = leaves(*Draw().qkv(tiny))
+    for causal in forms(module):
+
+        def call(*x: Tensor, causal: bool = causal) -> Tensor:
+            out: Tensor = module(*x[:3], causal=causal)
+            return out
+
+        if not module.capability.double_backward:
+            # cubed, so that a linear output does not hide the missing derivative
+            loss = call(*inputs).pow(3).sum()
+            try:
+                (grad,) = torch.autograd.grad(loss, inputs[0], create_graph=True)
+                torch.autograd.grad(grad.sum(), inputs[0])
+            except RuntimeError:
+                continue
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        assert gradgradcheck(call, (*inputs, *parameters))
