@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from isoattn.ablate.records import ArmCost, CellResult, StudyResults
 from isoattn.ablate.selection import chosen_rates
 from isoattn.ablate.study import Study, level_name, study_from_dict

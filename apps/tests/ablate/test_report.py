@@ -14,6 +14,7 @@ import matplotlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from isoattn.ablate.records import CellResult, StudyResults
 from isoattn.ablate.report import ReportPaths, write_report
 from isoattn.ablate.report.files import write_atomic

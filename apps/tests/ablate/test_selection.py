@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from isoattn.ablate.records import CellResult
 from isoattn.ablate.selection import (
     Choice,

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
+
 from isoattn.ablate.statistics import (
     fresh_seed_probability,
     half_width_in_sds,
@@ -22,7 +24,6 @@ from isoattn.ablate.statistics import (
     standardised_difference,
     tost,
 )
-from scipy import stats
 
 # Steps of a ten-thousandth: accuracies come in such steps, and ties happen.
 differences = st.lists(st.integers(-5000, 5000).map(lambda k: k / 10_000), min_size=2, max_size=9)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from isoattn.ablate.records import StudyResults
 from isoattn.ablate.report.wording import Scale, p_text, plain_number, rate_text
 from isoattn.ablate.study import Metric

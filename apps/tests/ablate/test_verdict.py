@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from isoattn.ablate.records import CellResult, StudyResults
 from isoattn.ablate.report.wording import study_sentence
 from isoattn.ablate.selection import chosen_rates

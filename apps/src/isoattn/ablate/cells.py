@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+
 from isoattn.ablate.records import CellResult
 from isoattn.ablate.study import Study, level_name
 from isoattn.apps.base.files import read_json, write_atomic, write_json

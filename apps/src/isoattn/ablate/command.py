@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rich.console import Console
+from rich.table import Table
+
 from isoattn.ablate.domain import shipped_studies, study_app
 from isoattn.ablate.engine import Engine, RunSettings, load_results
 from isoattn.ablate.plan import Plan, difference_text
@@ -15,8 +18,6 @@ from isoattn.ablate.records import StudyResults
 from isoattn.ablate.study import Study, StudyError, level_name, load_study, study_from_dict
 from isoattn.apps.base.errors import UserError, near
 from isoattn.apps.base.files import read_json
-from rich.console import Console
-from rich.table import Table
 
 _DESCRIPTION = (
     "Compare attentions, all else equal: a registered study, paired, each arm at its own rate."
@@ -50,7 +51,13 @@ def _parser() -> argparse.ArgumentParser:
     plan = verbs.add_parser("plan", parents=[common], help="print cells, differences and cost")
     plan.set_defaults(verb=_plan)
     diff = verbs.add_parser("diff", parents=[common], help="the difference between two arms")
-    diff.add_argument("arms", nargs="*", help="two arms; default: every arm against the baseline")
+    diff.add_argument(
+        "--arms",
+        nargs=2,
+        default=[],
+        metavar="ARM",
+        help="two arms; default: every arm against the baseline",
+    )
     diff.set_defaults(verb=_diff)
     run = verbs.add_parser("run", parents=[common], help="run what is missing, then report")
     run.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cells at a time")
@@ -131,8 +138,6 @@ def _known_seconds(folder: Path, study: Study, plan: Plan) -> float:
 def _diff(options: Any) -> int:
     study, _ = _load(options)
     plan = Plan(study, study_app(study.app))
-    if options.arms and len(options.arms) != 2:
-        raise UserError("diff takes two arms, or none for every arm against the baseline.")
     for arm in options.arms:
         if arm not in study.arms:
             raise UserError(f"The study has no arm {arm!r}. {near(arm, study.arms)}")
@@ -171,7 +176,9 @@ def _report(options: Any) -> int:
 def _write(study: Study, results: StudyResults, folder: Path) -> int:
     from isoattn.ablate.report import write_report
 
-    paths = write_report(study, results, folder)
+    differences = folder / "differences.txt"
+    text = differences.read_text(encoding="utf-8") if differences.is_file() else ""
+    paths = write_report(study, results, folder, differences=text)
     _print(study, results, paths)
     return 0
 

@@ -11,6 +11,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
 from isoattn.ablate.cells import Cell, read_record, write_cell
 from isoattn.ablate.domain import StudyApp, study_app
 from isoattn.ablate.gate import gate_failures
@@ -21,15 +31,6 @@ from isoattn.ablate.selection import edges, next_rates
 from isoattn.ablate.study import Study, StudyError, level_name
 from isoattn.apps.base.files import read_json, write_atomic, write_json
 from isoattn.apps.base.run_folder import environment
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,8 @@ class Plan:
     def _resolve(self, arm: str, levels: dict[str, str]) -> dict[str, Any]:
         study = self.study
         argv = ["fit"]
-        for config in study.configs:
-            argv += ["--config", config]
+        for name in study.configs:
+            argv += ["--config", name]
         options = dict(study.overrides)
         for factor, level in levels.items():
             options.update(study.factors[factor][level])
@@ -74,8 +74,8 @@ class Plan:
             config = self.app.resolve(argv)
         except ValueError as error:
             raise StudyError(f"Study {study.name}, arm {arm}: {error}") from error
-        for key in ("run", "tracker", "wandb", "output", "init_from"):
-            config.pop(key, None)
+        for elsewhere in ("run", "tracker", "wandb", "output", "init_from", "ckpt_path"):
+            config.pop(elsewhere, None)
         # Given as JSON, not inherited: an option the base config sets must not leak into an arm.
         config["model"]["attention"] = resolved_arm(study.arms[arm])
         return config
@@ -157,7 +157,8 @@ class Plan:
                 names = ", ".join(d.unequal_weights[:5])
                 raise StudyError(
                     f"Arm {d.arm} ({d.level}) starts from other weights than "
-                    f"{self.study.baseline}: {names}. An attention must draw from its own generator."
+                    f"{self.study.baseline}: {names}. An attention must draw from a generator of "
+                    "its own."
                 )
 
 

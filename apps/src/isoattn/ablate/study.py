@@ -97,7 +97,8 @@ class Study:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, every default filled in: what is registered and hashed."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return plain
 
     @property
     def hash(self) -> str:
@@ -107,7 +108,7 @@ class Study:
 
     @property
     def level_sets(self) -> list[dict[str, str]]:
-        """Every combination of factor levels, as {factor: level}; one empty dict without factors."""
+        """Every combination of factor levels; one empty dict without factors."""
         sets: list[dict[str, str]] = [{}]
         for factor, levels in self.factors.items():
             sets = [{**s, factor: level} for s in sets for level in levels]
@@ -154,12 +155,7 @@ def study_from_dict(raw: dict[str, Any], *, where: str) -> Study:
     for name in ("configs", "confirm_seeds", "controls"):
         if name in raw:
             raw[name] = tuple(raw[name])
-    raw["arms"] = {
-        arm: {"class_path": spec, "init_args": {}}
-        if isinstance(spec, str)
-        else {"class_path": spec["class_path"], "init_args": dict(spec.get("init_args") or {})}
-        for arm, spec in (raw.get("arms") or {}).items()
-    }
+    raw["arms"] = {arm: _arm(arm, s, where) for arm, s in (raw.get("arms") or {}).items()}
     if keep is not None:
         for arm in keep:
             if arm not in raw["arms"]:
@@ -172,8 +168,12 @@ def study_from_dict(raw: dict[str, Any], *, where: str) -> Study:
 
 def _validate(study: Study, where: str) -> None:
     if study.baseline not in study.arms:
+        near = _near(study.baseline, study.arms)
+        raise StudyError(f"{where}: the baseline {study.baseline!r} is no arm. {near}")
+    if study.metric.mode == "min" and study.metric.worst == 0.0:
         raise StudyError(
-            f"{where}: the baseline {study.baseline!r} is no arm. {_near(study.baseline, study.arms)}"
+            f"{where}: metric.worst is 0 while less is better: a diverged run would win. Set "
+            "metric.worst to what a run that learns nothing scores"
         )
     if len(study.arms) < 2:
         raise StudyError(f"{where}: a study needs at least two arms, got {list(study.arms)}")
@@ -197,12 +197,30 @@ def _validate(study: Study, where: str) -> None:
         raise StudyError(f"{where}: search.values has several rates but search.seeds is empty")
     if study.claim and 1 < len(study.search.values) < 5:
         raise StudyError(f"{where}: a claim needs at least five learning rates (or claim: false)")
+    _validate_factors(study, where)
+
+
+def _validate_factors(study: Study, where: str) -> None:
     for factor, levels in study.factors.items():
         keys = {key for options in levels.values() for key in options}
         if any(key.startswith("model.attention") for key in keys):
             raise StudyError(
                 f"{where}: factor {factor!r} sets the attention; that is what an arm is for"
             )
+
+
+def _arm(arm: str, spec: Any, where: str) -> dict[str, Any]:
+    if isinstance(spec, str):
+        return {"class_path": spec, "init_args": {}}
+    if not isinstance(spec, dict) or "class_path" not in spec:
+        raise StudyError(f"{where}: arm {arm!r} must be a class name or class_path and init_args")
+    extra = sorted(spec.keys() - {"class_path", "init_args"})
+    if extra:
+        raise StudyError(
+            f"{where}: arm {arm!r} sets {', '.join(extra)}. An arm sets the attention and nothing "
+            "else: make it a factor, or an override for all arms"
+        )
+    return {"class_path": spec["class_path"], "init_args": dict(spec.get("init_args") or {})}
 
 
 def _part(cls: Any, raw: Any, where: str) -> Any:

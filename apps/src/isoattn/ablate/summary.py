@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
 from isoattn.ablate.records import CellResult, StudyResults
 from isoattn.ablate.report.costs import costs, parameters, timing
 from isoattn.ablate.report.files import in_study_order

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import sys
 import traceback
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+
 from isoattn.ablate.cells import RECORD, attempts, write_record
 from isoattn.ablate.domain import Scores, study_app
 from isoattn.ablate.records import CellResult
@@ -77,7 +79,7 @@ def _train_and_record(
     argv = ["fit", "--config", str(folder / "cell.yaml"), "--run.dir", str(folder), *options]
     argv += [
         "--trainer.enable_progress_bar=false",
-        f"--wandb.id={plan['cell'][-10:]}-{plan['seed']}",
+        f"--wandb.id={hashlib.sha256(plan['cell'].encode()).hexdigest()[:12]}",
         f"--wandb.tags={yaml.safe_dump([plan['arm'], plan['stage']], default_flow_style=True)}",
     ]
     if good is not None:

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from isoattn.ablate.report import style
-from isoattn.ablate.report.wording import Scale, level_text, rate_text
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
+
+from isoattn.ablate.report import style
+from isoattn.ablate.report.wording import Scale, level_text, rate_text
 
 Data = Mapping[str, Any]
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from isoattn.ablate.report import style
-from isoattn.ablate.report.wording import Scale, level_text
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from isoattn.ablate.report import style
+from isoattn.ablate.report.wording import Scale, level_text
 
 Data = Mapping[str, Any]
 Row = Mapping[str, Any]

@@ -7,6 +7,7 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
+
 from isoattn.ablate.records import CellResult
 from isoattn.ablate.selection import Runs
 from isoattn.ablate.statistics import hierarchical_bootstrap, mcnemar, pool_mcnemar

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from isoattn.apps.base.checkpoints import read_run_checkpoint
 from isoattn.apps.base.errors import UserError
 from isoattn.apps.base.shipped import resolve_file, shipped
@@ -106,8 +107,15 @@ def contradictions(
     return [c for c in found if not c[0].startswith(hidden)] if hidden else found
 
 
-_EXPERIMENT_TRAINER = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches",
-                       "gradient_clip_val", "gradient_clip_algorithm", "limit_train_batches")  # fmt: skip
+_EXPERIMENT_TRAINER = (
+    "max_epochs",
+    "max_steps",
+    "precision",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "limit_train_batches",
+)
 _FREE_DATA = ("num_workers", "root", "predict_dir")
 
 
@@ -224,10 +232,10 @@ def _refuse_foreign_classes(argv: list[str]) -> None:
             _trust(candidate, owner)
         if owner.startswith(keys) and "class_path" in candidate:
             try:
-                value = yaml.safe_load(candidate)
+                content = yaml.safe_load(candidate)
             except yaml.YAMLError:
-                value = None
-            for path in _class_paths(value):
+                continue  # the parser will say what is wrong with it
+            for path in _class_paths(content):
                 _trust(path, owner)
         previous = "" if sign else token
 

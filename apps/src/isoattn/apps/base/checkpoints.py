@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as L
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.io import CheckpointIO
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
 from isoattn.core.training.checkpoint import (
     CheckpointError,
     is_valid,
     read_checkpoint,
     write_checkpoint,
 )
-from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.plugins.io import CheckpointIO
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 FORMAT = 1
 """Version of what isoattn keeps in a checkpoint under the key ``isoattn``."""
@@ -99,7 +100,7 @@ class RunCheckpoints(Checkpoint):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write ``last.ckpt``, and ``best.ckpt`` where the epoch is the best so far."""
-        if trainer.fast_dev_run:
+        if getattr(trainer, "fast_dev_run", False):
             return
         improved = self._note_score(trainer)
         final = trainer.current_epoch + 1 == trainer.max_epochs

@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 
 import lightning.pytorch as L
 import yaml
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
 from isoattn.apps.base.arguments import Arguments, contradictions
 from isoattn.apps.base.checkpoints import CheckpointOptions, RunCheckpoints, VerifiedCheckpointIO
 from isoattn.apps.base.errors import UserError
@@ -34,14 +37,12 @@ from isoattn.apps.base.trackers import (
 )
 from isoattn.core import attention_spec
 from isoattn.core.training.checkpoint import remove_partial_files
-from lightning.pytorch.callbacks import Callback, LearningRateMonitor
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 _QUIET = (
     r".*does not have many workers.*",
     r".*The number of training batches .* is smaller than the logging interval.*",
     r".*Checkpoint directory .* exists and is not empty.*",
-    r".*treespec.*",
+    r".*callbacks used to create the checkpoint need to be provided.*",
 )
 
 
@@ -78,6 +79,7 @@ class AppCLI(LightningCLI):
                 "devices": 1,
                 "deterministic": True,
                 "num_sanity_val_steps": 0,
+                "use_distributed_sampler": False,  # the data modules divide the order themselves
                 "log_every_n_steps": 10,
                 "enable_model_summary": False,
             },
@@ -94,6 +96,11 @@ class AppCLI(LightningCLI):
             name: {*skipped, "weights_only", "return_predictions", "verbose"}
             for name, skipped in LightningCLI.subcommands().items()
         }
+
+    @staticmethod
+    def rewrite(argv: list[str]) -> list[str]:
+        """An app's own shorthands, such as ``predict DIR``."""
+        return argv
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The seed: an int, always recorded."""
@@ -165,7 +172,11 @@ class AppCLI(LightningCLI):
     def plain_config(self) -> dict[str, Any]:
         """The resolved config of this subcommand as plain data, without linked values."""
         text = self.parser.dump(
-            self.config, skip_link_targets=True, skip_none=False, skip_validation=True, format="json"
+            self.config,
+            skip_link_targets=True,
+            skip_none=False,
+            skip_validation=True,
+            format="json",
         )
         config: dict[str, Any] = yaml.safe_load(text)[self.config.subcommand]
         config.pop("config", None)
@@ -207,7 +218,7 @@ class AppCLI(LightningCLI):
         wandb = WandbOptions(**config.get("wandb", {}))
         if subcommand != "fit" and wandb.job_type == "train":
             wandb.job_type = subcommand
-        tracker = config.get("tracker", "auto") if subcommand == "fit" else "none"
+        tracker: TrackerName = config.get("tracker", "auto") if subcommand == "fit" else "none"
         self.loggers, self.tracked = build_trackers(
             tracker, wandb, self.run, self.tracked_config(), self.tags()
         )
@@ -282,6 +293,8 @@ class AppCLI(LightningCLI):
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         checkpoint = self.arguments.checkpoint
+        if subcommand in ("validate", "test"):
+            kwargs["verbose"] = False
         kwargs["ckpt_path"] = str(checkpoint) if checkpoint is not None else None
         return kwargs
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import lightning.pytorch as L
 import torch
-from isoattn.core import Attention
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
+
+from isoattn.core import Attention
 
 
 class NonFiniteError(RuntimeError):
@@ -77,9 +78,8 @@ class NonFiniteGuard(Callback):
     ) -> None:
         kind = "NaN" if value is not None and bool(torch.isnan(value).any()) else "not finite"
         attention = attention_of(module, parameter)
-        last = trainer.checkpoint_callbacks and getattr(
-            trainer.checkpoint_callbacks[-1], "best_model_path", ""
-        )
+        saved = [getattr(c, "best_model_path", "") for c in trainer.checkpoint_callbacks]
+        last = next((path for path in saved if path), "")
         raise NonFiniteError(
             f"Step {trainer.global_step}, epoch {trainer.current_epoch}: {what} is {kind} "
             f"(attention: {attention}). Stopped before the optimiser step; the weights are those "

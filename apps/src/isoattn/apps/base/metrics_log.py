@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from isoattn.apps.base.files import write_atomic
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
+
+from isoattn.apps.base.files import write_atomic
 
 _SYNC_SECONDS = 1.0
 

@@ -7,8 +7,9 @@ import re
 import sys
 from typing import Any, NoReturn
 
-from isoattn.apps.base.errors import UserError, near
 from lightning.pytorch.cli import LightningArgumentParser
+
+from isoattn.apps.base.errors import UserError, near
 
 _MAX_LINES = 8
 

@@ -9,11 +9,12 @@ from typing import Any
 import lightning.pytorch as L
 import numpy as np
 import torch
+from lightning.pytorch.callbacks import Callback
+from torch import nn
+
 from isoattn.core import Attention
 from isoattn.core.training import derive_seed
 from isoattn.core.training.digest import BatchDigest
-from lightning.pytorch.callbacks import Callback
-from torch import nn
 
 
 class RandomStreams(Callback):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
 from isoattn.apps.base.arguments import prepare
 from isoattn.apps.base.cli import AppCLI
 from isoattn.apps.base.errors import UserError, near
 from isoattn.apps.base.guard import NonFiniteError
 from isoattn.core import UnsupportedAttention
 from isoattn.core.training.checkpoint import CheckpointError
-from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 DIVERGED = 3
 TERMINATED = 143
@@ -36,7 +38,7 @@ def execute(cli: type[AppCLI], argv: list[str]) -> int:
     """Build and run; the outcome of a run that fails is recorded in its folder."""
     app = cli.__new__(cli)
     try:
-        app.__init__(prepare(cli.app, cli.rewrite(argv), default_config=cli.default_config))  # type: ignore[misc]
+        app.__init__(prepare(cli.app, cli.rewrite(argv), default_config=cli.default_config))
     except NonFiniteError as error:
         app.fail("diverged", error)
         sys.stderr.write(f"isoattn: {error}\n")

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
 
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+
 from isoattn.apps.base.errors import UserError
 from isoattn.apps.base.run_folder import RunFolder
-from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 TrackerName = Literal["auto", "wandb", "wandb-offline", "csv", "tensorboard", "none"]
 
@@ -74,8 +75,8 @@ def build_trackers(
     if tracker in ("csv", "none"):
         return [], local
     if tracker == "tensorboard":
-        logger = TensorBoardLogger(str(run.path), name="", version="tensorboard")
-        return [logger], f"TensorBoard: tensorboard --logdir {run.path}"
+        board = TensorBoardLogger(str(run.path), name="", version="tensorboard")
+        return [board], f"TensorBoard: tensorboard --logdir {run.path}"
     online = tracker == "wandb" or (tracker == "auto" and has_wandb_key())
     if tracker == "auto" and not online:
         return [], f"{local} (no W&B key found; --tracker wandb-offline keeps a run to sync later)"
@@ -124,7 +125,7 @@ def _wandb_logger(
         return logger, f"W&B: {experiment.url}"
     return (
         logger,
-        f"W&B offline run in {run.path / 'wandb'}; upload it with: wandb sync {run.path / 'wandb'}/offline-run-*",
+        f"W&B offline; upload it with: wandb sync {run.path / 'wandb'}/offline-run-*",
     )
 
 

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
+from lightning.pytorch.cli import LightningArgumentParser
+
 from isoattn.apps.base.arguments import Arguments
 from isoattn.apps.base.cli import AppCLI
 from isoattn.apps.base.errors import UserError
@@ -16,9 +18,6 @@ from isoattn.vision import ImageDataModule, count_flops
 from isoattn.vision.classifier import ImageClassifier
 from isoattn.vision.data.decode import DecodeError
 from isoattn.vision.models import load_weights
-from lightning.pytorch.cli import LightningArgumentParser
-from rich.console import Console
-from rich.table import Table
 
 
 class VisionCLI(AppCLI):
@@ -75,13 +74,10 @@ class VisionCLI(AppCLI):
     def report(self) -> None:
         """Say what the run came to and what to do next."""
         best = self.checkpoints
-        table = Table(title=f"{self.run.path}", title_justify="left", show_header=False)
-        for name, value in sorted(best.best_metrics.items()):
-            table.add_row(name, f"{value:.4f}")
-        table.add_row("best epoch", str((best.best_epoch or 0) + 1))
-        table.add_row("tracked", self.tracked)
-        table.add_row("next", f"isoattn vision test --ckpt_path {best.best}")
-        Console().print(table)
+        self._print({**best.best_metrics, "best epoch": float((best.best_epoch or 0) + 1)})
+        say(f"run     {self.run.path}")
+        say(f"tracked {self.tracked}")
+        say(f"next    isoattn vision test --ckpt_path {best.best}")
 
     def before_validate(self) -> None:
         """Weights of ``--init_from``."""
@@ -94,7 +90,8 @@ class VisionCLI(AppCLI):
         """Write and print the validation metrics."""
         metrics = {k: float(v) for k, v in self.trainer.callback_metrics.items()}
         write_json(self.run.path / "validate" / "result.json", {"metrics": metrics})
-        self._print(metrics, self.run.path / "validate")
+        self._print(metrics)
+        say(f"written {self.run.path / 'validate'}")
 
     def after_test(self) -> None:
         """Write per-class accuracy, confusion matrix and predictions."""
@@ -112,21 +109,25 @@ class VisionCLI(AppCLI):
                 "data_fingerprint": self.datamodule.fingerprint(),
             },
         )
-        self._print(metrics, folder)
+        self._print(metrics)
+        say(f"written {folder}: predictions.csv, per_class.csv, confusion.csv, confusion.png")
 
     def predict(self, **kwargs: Any) -> None:
         """Predict a folder of images into a CSV."""
-        outputs = self.trainer.predict(**kwargs)
+        outputs: Any = self.trainer.predict(**kwargs)
         folder = self.datamodule.predict_dir
         name = Path(folder).resolve().name if folder else "test"
         file = Path(self._option("output") or self.run.path / "predict" / f"{name}.csv")
         count = write_predictions(file, outputs or [], self.model.class_names)
-        Console().print(f"{count} images predicted: {file}")
+        say(f"{count} images predicted: {file}")
         for reason, number in self.datamodule.skipped().items():
-            Console().print(f"  skipped: {number} ({reason})")
+            say(f"  skipped: {number} ({reason})")
 
-    def _print(self, metrics: dict[str, float], folder: Path) -> None:
-        table = Table(title=str(folder), title_justify="left", show_header=False)
+    def _print(self, metrics: dict[str, float]) -> None:
         for name, value in sorted(metrics.items()):
-            table.add_row(name, f"{value:.4f}")
-        Console().print(table)
+            say(f"{name:24s}{value:.4f}" if value % 1 else f"{name:24s}{value:.0f}")
+
+
+def say(text: str) -> None:
+    """A line on standard output."""
+    sys.stdout.write(text + "\n")

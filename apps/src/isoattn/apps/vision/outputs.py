@@ -10,8 +10,9 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import torch
-from isoattn.apps.base.files import write_atomic, write_json
 from torch import Tensor
+
+from isoattn.apps.base.files import write_atomic, write_json
 
 
 def write_test_outputs(

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from isoattn.ablate.domain import Scores, Weights
 from isoattn.ablate.records import ArmCost
 from isoattn.apps.base.arguments import Arguments, prepare
@@ -25,7 +27,6 @@ from isoattn.core import Attention, AttentionFactory, Identity, Mean, attention_
 from isoattn.core.training.checkpoint import read_checkpoint
 from isoattn.vision import attention_calls, count_flops, replaced_attention
 from isoattn.vision.baselines import nearest_neighbour
-from torch import Tensor
 
 
 class VisionStudy:
@@ -231,7 +232,7 @@ def _steppers(configs: list[dict[str, Any]]) -> list[tuple[Any, Any, dict[str, T
 def _step(case: tuple[Any, Any, dict[str, Tensor]]) -> None:
     network, optimizer, batch = case
     loss = torch.nn.functional.cross_entropy(network(batch["image"]), batch["label"])
-    loss.backward()
+    torch.autograd.backward(loss)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 

@@ -86,13 +86,15 @@ class LearnedPositions(nn.Module):
     Args:
         dim: channels C.
         grid: rows and columns the table is made for.
+        std: of the initial values. The usual 0.02 is small beside the tokens of a patchify stem
+            (about 1): a model then has to learn where things are before it can use it.
     """
 
-    def __init__(self, dim: int, grid: Grid) -> None:
+    def __init__(self, dim: int, grid: Grid, std: float = 0.02) -> None:
         super().__init__()
         self.grid = grid
         self.table = nn.Parameter(torch.empty(1, grid[0] * grid[1], dim))
-        nn.init.trunc_normal_(self.table, std=0.02)
+        nn.init.trunc_normal_(self.table, std=std)
 
     def forward(self, grid: Grid) -> Tensor:
         """The encoding of a grid."""
@@ -112,7 +114,7 @@ def resize_positions(table_1NC: Tensor, old: Grid, new: Grid) -> Tensor:
 
 
 def make_positions(
-    kind: PositionKind, dim: int, grid: Grid | None
+    kind: PositionKind, dim: int, grid: Grid | None, std: float = 0.02
 ) -> FourierPositions | LearnedPositions | None:
     """The position encoding of a name; None for ``none``.
 
@@ -120,6 +122,7 @@ def make_positions(
         kind: ``fourier``, ``learned`` or ``none``.
         dim: channels C.
         grid: what a learned table is made for.
+        std: initial values of a learned table.
 
     Raises:
         ValueError: unknown name, or learned positions without a grid.
@@ -135,4 +138,4 @@ def make_positions(
             "positions='learned' needs image_size, to know how many places to learn. "
             "Give image_size, or use positions='fourier', which fits any size."
         )
-    return LearnedPositions(dim, grid)
+    return LearnedPositions(dim, grid, std)

@@ -97,6 +97,7 @@ class XCiT(ImageNetwork):
         lpi: ``dw3x3`` as published, ``dw1x1`` without neighbours, ``none`` without the branch.
         stem: ``conv`` (patch 2, 4, 8, 16) or ``patchify`` (any patch).
         positions: ``fourier``, ``learned`` (needs image_size) or ``none``.
+        position_std: initial standard deviation of learned positions.
         image_size: pixels that learned positions are made for (they are resized to other images);
             read by no other kind of positions.
         attention_layers: indices of the blocks that get ``attention``; the others are plain
@@ -130,6 +131,7 @@ class XCiT(ImageNetwork):
         lpi: LPIKind = "dw3x3",
         stem: Stem = "conv",
         positions: PositionKind = "fourier",
+        position_std: float = 0.02,
         image_size: ImageSize | None = None,
         attention_layers: list[int] | None = None,
         qkv_bias: bool = True,
@@ -137,7 +139,10 @@ class XCiT(ImageNetwork):
         super().__init__(in_chans, num_classes, embed_dim, patch_size)
         self.patch_embed = make_stem(stem, in_chans, embed_dim, patch_size)
         self.pos_embed = make_positions(
-            positions, embed_dim, None if image_size is None else grid_of(image_size, patch_size)
+            positions,
+            embed_dim,
+            None if image_size is None else grid_of(image_size, patch_size),
+            position_std,
         )
         self.blocks = nn.ModuleList(
             XCiTBlock(
