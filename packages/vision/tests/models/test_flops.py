@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from isoattn.core import CosineSoftmax, CrossCovariance, Identity, Linear, Mean, Softmax
 from isoattn.vision.models import ViT, XCiT, attention_calls, count_flops, xcit
 
-# timm's table of GMAC; the counter, which sees no norms, stays 0.3 to 1.5 % below it
+# timm's table of GMAC; the counter, which sees no norms, stays 0.2 to 1.9 % below it
 TABLE = {
     ("nano_12_p16", 224): 0.56,
     ("nano_12_p16", 384): 1.64,
@@ -41,7 +41,7 @@ def meta(variant: str, attention=CrossCovariance) -> XCiT:
 def test_published_table(variant, size):
     published = TABLE[variant, size]
     counted = count_flops(meta(variant), size).macs / 1e9
-    assert 0.98 * published < counted < 1.002 * published
+    assert 0.98 * published < counted < published
 
 
 @pytest.mark.parametrize(("variant", "size"), list(COUNTED))
@@ -75,9 +75,11 @@ def test_equals_a_real_forward_pass():
 
 
 def test_counting_changes_nothing():
-    model = XCiT(CrossCovariance, 1, 10).train()
+    model = XCiT(CrossCovariance, 1, 10, drop_path=0.5).train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
+    state = torch.get_rng_state()
     count_flops(model, 28)
+    assert torch.equal(state, torch.get_rng_state())
     assert model.training
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 

@@ -1,5 +1,7 @@
 """Swapping and lending the attention of a model."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -69,6 +71,30 @@ def test_shared_parameters_are_kept_or_not():
     assert report.kept == []
     assert report.gained == report.lost
     assert (built.blocks[0].attn.core.temperature == 1).all()
+
+
+def test_a_temperature_that_is_not_trained_is_not_overruled():
+    built = model()
+    fixed = functools.partial(CosineSoftmax, temperature_init=10.0, learn_temperature=False)
+    report = swap_attention(built, fixed)
+    assert report.kept == []
+    assert (built.blocks[0].attn.core.temperature == 10).all()
+
+
+def test_a_factory_that_fails_leaves_the_model_as_it_was():
+    built = model()
+    cores = [block.attn.core for block in built.blocks]
+    made = []
+
+    def failing(heads: int, head_dim: int) -> Softmax:
+        made.append(heads)
+        if len(made) == 2:
+            raise RuntimeError("no more")
+        return Softmax(heads, head_dim)
+
+    with pytest.raises(RuntimeError, match="no more"):
+        swap_attention(built, failing)
+    assert all(b.attn.core is c for b, c in zip(built.blocks, cores, strict=True))
 
 
 def test_swap_takes_dtype_and_mode_and_leaves_the_generator():

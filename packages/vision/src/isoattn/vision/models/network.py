@@ -57,10 +57,12 @@ class ImageNetwork(nn.Module, ABC):
         The position encoding and the class token, as the authors of XCiT and DeiT declare, and
         what each attention class declares in its own ``no_weight_decay``.
         """
+        exempt = {
+            f"{layer}.core.{name}"
+            for layer, module in self.named_modules()
+            if isinstance(module, SelfAttention)
+            for name in getattr(module.core, "no_weight_decay", ())
+        }
         own = ("pos_embed", "cls_token")
-        names = {name for name, _ in self.named_parameters() if name.startswith(own)}
-        for layer, module in self.named_modules():
-            if isinstance(module, SelfAttention):
-                exempt = getattr(module.core, "no_weight_decay", ())
-                names |= {f"{layer}.core.{name}" for name in exempt}
-        return names
+        names = [name for name, _ in self.named_parameters()]
+        return {name for name in names if name in exempt or name.startswith(own)}

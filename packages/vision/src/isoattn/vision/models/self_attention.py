@@ -79,11 +79,21 @@ def attention_per_layer(
     Raises:
         ValueError: an index out of range.
     """
+    chosen = layer_indices(layers, depth)
+    return [attention if layer in chosen else Softmax for layer in range(depth)]
+
+
+def layer_indices(layers: Sequence[int] | None, depth: int) -> list[int]:
+    """The chosen layers of ``depth``, all of them for None.
+
+    Raises:
+        ValueError: an index out of range.
+    """
     if layers is None:
-        return [attention] * depth
+        return list(range(depth))
     wrong = [layer for layer in layers if not 0 <= layer < depth]
     if wrong:
         raise ValueError(
             f"attention layers {wrong} do not exist: the model has layers 0 to {depth - 1}"
         )
-    return [attention if layer in layers else Softmax for layer in range(depth)]
+    return list(layers)

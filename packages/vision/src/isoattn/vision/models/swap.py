@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from isoattn.core import Attention, AttentionFactory
-from isoattn.vision.models.self_attention import SelfAttention
+from isoattn.vision.models.self_attention import SelfAttention, layer_indices
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,9 @@ def swap_attention(
     lost: dict[str, int] = {}
     kept: list[str] = []
     targets = _select(swappable_layers(model), layers)
+    built = {name: layer.build_core(attention) for name, layer in targets.items()}
     for name, layer in targets.items():
-        old, new = layer.core, layer.build_core(attention)
+        old, new = layer.core, built[name]
         shared = _carry(old, new) if keep else set()
         kept += [f"{name}.{key}" for key in sorted(shared)]
         gained |= {f"{name}.{k}": p.numel() for k, p in new.named_parameters() if k not in shared}
@@ -127,31 +128,28 @@ def _select(
     found: dict[str, SelfAttention], layers: Sequence[int] | None
 ) -> dict[str, SelfAttention]:
     names = list(found)
-    if layers is None:
-        return found
-    wrong = [index for index in layers if not 0 <= index < len(names)]
-    if wrong:
-        raise ValueError(
-            f"attention layers {wrong} do not exist: the model has layers 0 to {len(names) - 1}"
-        )
-    return {names[index]: found[names[index]] for index in layers}
+    chosen = [names[index] for index in layer_indices(layers, len(names))]
+    return {name: found[name] for name in chosen}
 
 
 def _carry(old: Attention, new: Attention) -> set[str]:
     """Copy what both cores share into the new one; the names of the parameters copied.
 
-    Buffers (random draws) are copied within one class only: between classes an equal name and
-    shape does not mean an equal distribution.
+    A parameter that the new core does not train is a constant somebody chose, and is left as it
+    is. Buffers (random draws) are copied between equal cores only: between classes an equal name
+    and shape does not mean an equal distribution.
     """
     theirs = dict(old.named_parameters())
-    ours = dict(new.named_parameters())
+    ours = {k: p for k, p in new.named_parameters() if p.requires_grad}
     shared = {k for k in ours if k in theirs and ours[k].shape == theirs[k].shape}
     for key in shared:
         ours[key].data.copy_(theirs[key].data)
-    if type(old) is type(new) and _shapes(old) == _shapes(new):
+    if _layout(old) == _layout(new):
         new.load_state_dict(old.state_dict())
     return shared
 
 
-def _shapes(core: Attention) -> dict[str, tuple[int, ...]]:
-    return {k: tuple(v.shape) for k, v in core.state_dict().items() if hasattr(v, "shape")}
+def _layout(core: Attention) -> tuple[type, dict[str, tuple[int, ...]], dict[str, bool]]:
+    shapes = {k: tuple(v.shape) for k, v in core.state_dict().items() if isinstance(v, Tensor)}
+    trained = {name: p.requires_grad for name, p in core.named_parameters()}
+    return type(core), shapes, trained
