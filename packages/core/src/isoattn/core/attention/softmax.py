@@ -134,7 +134,9 @@ class CosineSoftmax(_SoftmaxForm):
         """As of :class:`Softmax`; besides the unit vectors also q, k and their norms are kept."""
         rows, wide = shape.batch * shape.heads, max(4, shape.itemsize)
         tokens = rows * (shape.queries + shape.keys)
-        inverse_norms = tokens * (2 * wide + 1) + rows * shape.queries * wide
+        inverse_norms = tokens * (2 * wide + 1)
+        if self.temperature.requires_grad:
+            inverse_norms += rows * shape.queries * wide
         return self._cost(shape, causal, wide, tokens * shape.head_dim * wide + inverse_norms)
 
     def reference(

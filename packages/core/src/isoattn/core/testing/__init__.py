@@ -14,6 +14,7 @@ from isoattn.core.testing.suite import (  # isort: skip
     Sizes,
     check_attention,
     run_law,
+    variants,
 )
 from isoattn.core.testing import construction, masks, algebra, numerics, execution  # isort: skip
 from isoattn.core.testing.measure import count_flops, saved_bytes  # isort: skip
@@ -33,4 +34,5 @@ __all__ = [
     "numerics",
     "run_law",
     "saved_bytes",
+    "variants",
 ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -63,9 +65,18 @@ class Law:
     slow: bool = False
 
     def __call__(self, factory: AttentionFactory, sizes: Sizes) -> None:
-        """Raise AssertionError if the attention breaks the law."""
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            self.check(factory, sizes)
+        """Raise AssertionError if the attention breaks the law.
+
+        Torch's global generator, its number of threads and its gradient mode come back as they
+        were. One thread meanwhile: with tensors this small, more only wait for each other.
+        """
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+                self.check(factory, sizes)
+        finally:
+            torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)
@@ -145,6 +156,31 @@ def check_attention(
     """
     sizes = Sizes(heads, head_dim, tokens, batch)
     return [run_law(law, factory, sizes) for law in LAWS.values() if slow or not law.slow]
+
+
+def variants(cls: type[Attention]) -> dict[str, AttentionFactory]:
+    """The class and every alternative that its typed options offer, one option changed at a time.
+
+    Options of type ``Literal`` and ``bool`` are walked through; others keep their default.
+
+    Example:
+        >>> list(variants(Softmax))
+        ["Softmax", "Softmax(path='math')"]
+    """
+    found: dict[str, AttentionFactory] = {cls.__name__: cls}
+    types = get_type_hints(cls.__init__)
+    for option in inspect.signature(cls).parameters.values():
+        choices: tuple[object, ...] = ()
+        if get_origin(types.get(option.name)) is Literal:
+            choices = get_args(types[option.name])
+        elif types.get(option.name) is bool:
+            choices = (False, True)
+        for value in choices:
+            if value != option.default:
+                name = f"{cls.__name__}({option.name}={value!r})"
+                chosen: dict[str, Any] = {option.name: value}
+                found[name] = functools.partial(cls, **chosen)
+    return found
 
 
 class Draw:

@@ -1,0 +1,38 @@
+"""Every attention, and every alternative its options offer, through every law."""
+
+import pytest
+
+from isoattn.core import attentions
+from isoattn.core.testing import LAWS, NotApplicableError, Sizes, variants
+
+FACTORIES = {
+    name: factory
+    for cls in attentions().values()
+    if cls.__module__.startswith("isoattn.core.")
+    for name, factory in variants(cls).items()
+}
+EVERY = [
+    pytest.param(
+        factory,
+        law,
+        id=f"{law.name}-{name}",
+        marks=[pytest.mark.slow] if law.slow else [],
+    )
+    for law in LAWS.values()
+    for name, factory in FACTORIES.items()
+]
+
+
+@pytest.mark.parametrize(("factory", "law"), EVERY)
+def test_law(factory, law):
+    try:
+        law(factory, Sizes())
+    except NotApplicableError as reason:
+        assert str(reason)  # a form that is missing has a reason; no need to count it as skipped
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factory", FACTORIES.values(), ids=FACTORIES.keys())
+def test_half_precision_at_the_size_of_loftr(factory):
+    # The size at which released linear attentions return zeros in float16.
+    LAWS["long_dtypes"](factory, Sizes(heads=8, head_dim=32))
