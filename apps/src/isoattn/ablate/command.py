@@ -190,11 +190,16 @@ def _print(study: Study, results: StudyResults, paths: Any) -> None:
     console = Console()
     rows = final_table(summary)
     if rows:
+        # Narrow terminals: what is nearly always the same for all rows is left to the report.
+        hidden = {"SD", "pairs"} | (set() if study.factors else {"levels"})
+        if console.width < 110:
+            hidden |= {"p Holm", "95 % interval"}
         table = Table(title=study.title, title_justify="left")
         for column in rows[0]:
-            table.add_column(str(column))
+            if column not in hidden:
+                table.add_column(column)
         for row in rows:
-            table.add_row(*(str(value) for value in row.values()))
+            table.add_row(*(value for column, value in row.items() if column not in hidden))
         console.print(table)
     console.print(f"\n{summary['verdict']}", highlight=False)
     console.print(

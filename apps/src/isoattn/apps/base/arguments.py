@@ -34,12 +34,14 @@ class Arguments:
         argv: arguments for the parser, subcommand first.
         checkpoint: of ``--ckpt_path``, or None.
         stored_config: the config of that checkpoint, in full.
+        app: the command object built from it, set by that object; also where building it failed.
     """
 
     subcommand: str
     argv: list[str]
     checkpoint: Path | None = None
     stored_config: dict[str, Any] = field(default_factory=dict)
+    app: Any = None
 
 
 def prepare(app: str, argv: list[str], *, default_config: str) -> Arguments:

@@ -55,10 +55,13 @@ class AppCLI(LightningCLI):
 
     app: ClassVar[str]
     default_config: ClassVar[str]
+    model_type: ClassVar[type[L.LightningModule]]
+    data_type: ClassVar[type[L.LightningDataModule]]
     user_errors: ClassVar[tuple[type[Exception], ...]] = ()
 
-    def __init__(self, arguments: Arguments, model: type, data: type) -> None:
+    def __init__(self, arguments: Arguments) -> None:
         self.arguments = arguments
+        arguments.app = self
         self.run: RunFolder
         self.loggers: list[Any] = []
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
@@ -66,8 +69,8 @@ class AppCLI(LightningCLI):
         for pattern in _QUIET:
             warnings.filterwarnings("ignore", pattern)
         super().__init__(
-            model,
-            data,
+            self.model_type,
+            self.data_type,
             subclass_mode_data=True,
             save_config_callback=None,
             seed_everything_default=0,

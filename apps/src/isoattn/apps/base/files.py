@@ -26,7 +26,7 @@ def write_atomic(path: Path, text: str | bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write plain data as JSON; numbers that JSON lacks (NaN, inf) are refused."""
-    write_atomic(path, json.dumps(value, indent=2, allow_nan=False, sort_keys=True) + "\n")
+    write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:

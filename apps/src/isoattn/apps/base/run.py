@@ -8,7 +8,7 @@ import sys
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from isoattn.apps.base.arguments import prepare
+from isoattn.apps.base.arguments import Arguments, prepare
 from isoattn.apps.base.cli import AppCLI
 from isoattn.apps.base.errors import UserError, near
 from isoattn.apps.base.guard import NonFiniteError
@@ -35,30 +35,36 @@ def run_app(cli: type[AppCLI], argv: list[str]) -> int:
 
 
 def execute(cli: type[AppCLI], argv: list[str]) -> int:
+    """Prepare, build and run a command line; returns the exit status."""
+    return run_prepared(cli, prepare(cli.app, cli.rewrite(argv), default_config=cli.default_config))
+
+
+def run_prepared(cli: type[AppCLI], arguments: Arguments) -> int:
     """Build and run; the outcome of a run that fails is recorded in its folder."""
-    app = cli.__new__(cli)
     try:
-        app.__init__(prepare(cli.app, cli.rewrite(argv), default_config=cli.default_config))
+        cli(arguments)
     except NonFiniteError as error:
-        app.fail("diverged", error)
+        arguments.app.fail("diverged", error)
         sys.stderr.write(f"isoattn: {error}\n")
         return DIVERGED
     except SIGTERMException as error:
-        app.fail("interrupted", error)
-        sys.stderr.write(f"isoattn: asked to end; saved {app.run.checkpoints / 'last.ckpt'}\n")
+        arguments.app.fail("interrupted", error)
+        sys.stderr.write(
+            f"isoattn: asked to end; saved {arguments.app.run.checkpoints / 'last.ckpt'}\n"
+        )
         return TERMINATED
     except KeyboardInterrupt as error:
-        app.fail("interrupted", error)
+        arguments.app.fail("interrupted", error)
         return 130
     except SystemExit as error:
         if isinstance(error.code, int) and error.code:
-            app.fail("interrupted", error)
+            arguments.app.fail("interrupted", error)
         return int(error.code or 0)
     except UserError as error:
-        app.fail("failed", error)
+        arguments.app.fail("failed", error)
         raise
     except Exception as error:
-        app.fail("failed", error)
+        arguments.app.fail("failed", error)
         if os.environ.get("ISOATTN_DEBUG") or not isinstance(error, cli.user_errors):
             raise
         raise UserError(str(error)) from error

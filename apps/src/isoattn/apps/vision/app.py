@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
+import lightning.pytorch as L
 from lightning.pytorch.cli import LightningArgumentParser
 
-from isoattn.apps.base.arguments import Arguments
 from isoattn.apps.base.cli import AppCLI
 from isoattn.apps.base.errors import UserError
 from isoattn.apps.base.files import write_json
@@ -25,10 +25,9 @@ class VisionCLI(AppCLI):
 
     app: ClassVar[str] = "vision"
     default_config: ClassVar[str] = "xcit_mnist"
+    model_type: ClassVar[type[L.LightningModule]] = ImageClassifier
+    data_type: ClassVar[type[L.LightningDataModule]] = ImageDataModule
     user_errors: ClassVar[tuple[type[Exception], ...]] = (DecodeError,)
-
-    def __init__(self, arguments: Arguments) -> None:
-        super().__init__(arguments, ImageClassifier, ImageDataModule)
 
     @staticmethod
     def rewrite(argv: list[str]) -> list[str]:

@@ -21,7 +21,7 @@ from isoattn.ablate.records import ArmCost
 from isoattn.apps.base.arguments import Arguments, prepare
 from isoattn.apps.base.files import write_atomic
 from isoattn.apps.base.reproducible import parameter_counts
-from isoattn.apps.base.run import execute
+from isoattn.apps.base.run import run_prepared
 from isoattn.apps.vision.app import VisionCLI
 from isoattn.core import Attention, AttentionFactory, Identity, Mean, attention_spec
 from isoattn.core.training.checkpoint import read_checkpoint
@@ -36,7 +36,9 @@ class VisionStudy:
 
     def resolve(self, argv: list[str]) -> dict[str, Any]:
         """The complete config of a command line, nothing built."""
-        return _Resolver(prepare("vision", argv, default_config="xcit_mnist")).full_config
+        return _Resolver(
+            prepare("vision", argv, default_config=VisionCLI.default_config)
+        ).full_config
 
     def weights(self, config: dict[str, Any]) -> Weights:
         """Build the model at the config's seed and hash its weights outside the attention."""
@@ -62,7 +64,8 @@ class VisionStudy:
 
     def train(self, argv: list[str]) -> tuple[int, Any]:
         """Run ``fit``; the exit status and the app object."""
-        return _train(argv)
+        arguments = prepare("vision", argv, default_config=VisionCLI.default_config)
+        return run_prepared(_Quiet, arguments), arguments.app
 
     def score(self, app: Any, folder: Path, *, test: bool, control: bool) -> Scores:
         """Score ``best.ckpt`` on validation and, for confirmation runs, once on test.
@@ -170,19 +173,11 @@ def replacement_of(spec: dict[str, Any]) -> AttentionFactory | None:
     return {"tokens": Mean, "channels": Identity, "nothing": None}[mixes]
 
 
-def _train(argv: list[str]) -> tuple[int, Any]:
-    built: list[VisionCLI] = []
+class _Quiet(VisionCLI):
+    """Trains without a report: the study has its own."""
 
-    class Recorded(VisionCLI):
-        def __init__(self, arguments: Arguments) -> None:
-            built.append(self)
-            super().__init__(arguments)
-
-        def report(self) -> None:
-            """Nothing: the study has its own report."""
-
-    status = execute(Recorded, argv)
-    return status, built[-1] if built else None
+    def report(self) -> None:
+        pass
 
 
 class _Resolver(VisionCLI):
