@@ -33,7 +33,9 @@ class CheckpointError(RuntimeError):
         self.reason = reason
 
 
-def write_checkpoint(content: Mapping[str, Any], path: Path, *, previous: Path | None = None) -> str:
+def write_checkpoint(
+    content: Mapping[str, Any], path: Path, *, previous: Path | None = None
+) -> str:
     """Write a checkpoint so that the file is the old one or the new one, whatever happens.
 
     A temporary file beside the target is filled, synced and renamed; ``TMPDIR`` plays no part.
