@@ -38,15 +38,30 @@ def token_blocks(x_BHND: Tensor) -> Iterator[slice]:
     return _pieces(tokens, max(64, size))
 
 
+def piece(x_BHND: Tensor, batch: slice, tokens: slice) -> Tensor:
+    """A view of the samples and tokens of one block; x itself where the block is all of it."""
+    if batch.stop - batch.start != x_BHND.shape[0]:
+        x_BHND = x_BHND[batch]
+    if tokens.stop - tokens.start != x_BHND.shape[2]:
+        x_BHND = x_BHND[:, :, tokens]
+    return x_BHND
+
+
 def block(x_BHND: Tensor, batch: slice, tokens: slice, dtype: torch.dtype) -> Tensor:
-    """The piece (b * H, n, D) in the accumulation dtype; a view where strides and dtype allow."""
-    return x_BHND[batch, :, tokens].flatten(0, 1).to(dtype)
+    """The block (b * H, n, D) in the accumulation dtype; a view where strides and dtype allow."""
+    return piece(x_BHND, batch, tokens).flatten(0, 1).to(dtype)
+
+
+def write(x_BHND: Tensor, batch: slice, tokens: slice, values: Tensor) -> None:
+    """Store (b * H, n, D), or anything of as many numbers in that order, into a block of x."""
+    target = piece(x_BHND, batch, tokens)
+    target.copy_(values.view(target.shape))
 
 
 def hidden(key_mask_BM: Tensor, batch: slice, tokens: slice, heads: int) -> Tensor:
     """True where a token of the piece is masked: (b * H, n, 1)."""
-    piece = ~key_mask_BM[batch, tokens]
-    return piece[:, None, :].expand(-1, heads, -1).flatten(0, 1).unsqueeze(-1)
+    masked = ~key_mask_BM[batch, tokens]
+    return masked[:, None, :].expand(-1, heads, -1).flatten(0, 1).unsqueeze(-1)
 
 
 def accumulation_dtype(x: Tensor) -> torch.dtype:

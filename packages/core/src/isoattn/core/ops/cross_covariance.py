@@ -22,6 +22,7 @@ from isoattn.core.ops.blocks import (
     empty_heads,
     hidden,
     token_blocks,
+    write,
 )
 from isoattn.core.ops.masking import no_autocast, zero_masked
 
@@ -99,45 +100,45 @@ class _Blocked(torch.autograd.Function):
     ) -> Tensor:
         accumulate = accumulation_dtype(v)
         batch, heads, tokens, dim = q.shape
-        product = q.new_zeros(batch, heads, dim, dim, dtype=accumulate)
-        square_q = q.new_zeros(batch, heads, dim, dtype=accumulate)
-        square_k = torch.zeros_like(square_q)
+        cosine = q.new_empty(batch, heads, dim, dim, dtype=accumulate)
+        inverse = q.new_empty(2, batch, heads, dim, dtype=accumulate)
         for b in batch_blocks(q):
-            sums = product[b].flatten(0, 1)
+            product, squares = cosine[b].flatten(0, 1).zero_(), inverse[:, b].zero_()
             for n in token_blocks(q):
                 x, y = (_block(t, b, n, accumulate, key_mask) for t in (q, k))
-                torch.baddbmm(sums, x.transpose(1, 2), y, out=sums)
-                square_q[b] += (x * x).sum(1).view_as(square_q[b])
-                square_k[b] += (y * y).sum(1).view_as(square_k[b])
-        inverse_q = _inverse_root(square_q).unsqueeze(-1)
-        inverse_k = _inverse_root(square_k).unsqueeze(-2)
-        cosine = product.mul_(inverse_q).mul_(inverse_k)
+                torch.baddbmm(product, x.transpose(1, 2), y, out=product)
+                for square, t in zip(squares, (x, y), strict=True):
+                    square += (t * t).sum(1).view(square.shape)
+        tiny = inverse <= EPS**2
+        inverse = inverse.rsqrt_().masked_fill_(tiny, 0.0)
+        inverse_q, inverse_k = inverse[0].unsqueeze(-1), inverse[1].unsqueeze(-2)
+        cosine.mul_(inverse_q).mul_(inverse_k)
         weights = (cosine * temperature).softmax(-1)
         out = empty_heads(batch, heads, tokens, dim, v)
         for b in batch_blocks(q):
             mixing = weights[b].flatten(0, 1).transpose(1, 2)
             for n in token_blocks(q):
-                target = out[b, :, n]
-                target.copy_((_block(v, b, n, accumulate, key_mask) @ mixing).view(target.shape))
-        ctx.save_for_backward(q, k, v, temperature, key_mask, cosine, weights, inverse_q, inverse_k)
+                write(out, b, n, _block(v, b, n, accumulate, key_mask) @ mixing)
+        ctx.save_for_backward(q, k, v, temperature, key_mask, cosine, weights, inverse)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             return _replay(ctx, grad)
-        q, k, v, temperature, key_mask, cosine, weights, inverse_q, inverse_k = ctx.saved_tensors
+        q, k, v, temperature, key_mask, cosine, weights, inverse = ctx.saved_tensors
         accumulate = cosine.dtype
+        inverse_q, inverse_k = inverse[0].unsqueeze(-1), inverse[1].unsqueeze(-2)
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        dweights = torch.zeros_like(weights)
+        dweights = torch.empty_like(weights)
         with no_autocast(grad.device.type):
             for b in batch_blocks(q):
-                sums, mixing = dweights[b].flatten(0, 1), weights[b].flatten(0, 1)
+                product, mixing = dweights[b].flatten(0, 1).zero_(), weights[b].flatten(0, 1)
                 for n in token_blocks(q):
                     g = _block(grad, b, n, accumulate, key_mask)
                     value = _block(v, b, n, accumulate, key_mask)
-                    torch.baddbmm(sums, g.transpose(1, 2), value, out=sums)
-                    dv[b, :, n].copy_((g @ mixing).view(dv[b, :, n].shape))
+                    torch.baddbmm(product, g.transpose(1, 2), value, out=product)
+                    write(dv, b, n, g @ mixing)
             dlogits = weights * (dweights - (weights * dweights).sum(-1, keepdim=True))
             dtemperature = (dlogits * cosine).sum((0, 2, 3)).view_as(temperature)
             dcosine = dlogits.mul_(temperature)
@@ -151,10 +152,8 @@ class _Blocked(torch.autograd.Function):
                 rq, rk = radial_q[b].flatten(0, 1), radial_k[b].flatten(0, 1)
                 for n in token_blocks(q):
                     x, y = (_block(t, b, n, accumulate, key_mask) for t in (q, k))
-                    gradient = (y @ d.transpose(1, 2)).addcmul_(x, rq)
-                    dq[b, :, n].copy_(gradient.view(dq[b, :, n].shape))
-                    gradient = (x @ d).addcmul_(y, rk)
-                    dk[b, :, n].copy_(gradient.view(dk[b, :, n].shape))
+                    write(dq, b, n, (y @ d.transpose(1, 2)).addcmul_(x, rq))
+                    write(dk, b, n, (x @ d).addcmul_(y, rk))
         return dq, dk, dv, dtemperature, None
 
 

@@ -22,6 +22,7 @@ from isoattn.core.ops.blocks import (
     empty_heads,
     hidden,
     token_blocks,
+    write,
 )
 from isoattn.core.ops.masking import no_autocast, zero_masked
 
@@ -203,8 +204,7 @@ class _Blocked(torch.autograd.Function):
             for n in token_blocks(q):
                 phi = _query_block(q, heads // groups, shift, feature, b, n, accumulate)
                 inverse = _guarded_inverse(phi @ z.transpose(1, 2) + eps)
-                target = out[b, :, n]
-                target.copy_((phi @ s).mul_(inverse).view(target.shape))
+                write(out, b, n, (phi @ s).mul_(inverse))
         ctx.save_for_backward(q, k, v, shift, key_mask, state, total)
         ctx.options = (feature, eps)
         return out
@@ -230,15 +230,13 @@ class _Blocked(torch.autograd.Function):
                     dbottom = (dphi * phi).sum(-1, keepdim=True).mul_(inverse).neg_()
                     torch.baddbmm(ds, phi.transpose(1, 2), dtop, out=ds)
                     torch.baddbmm(dz, phi.transpose(1, 2), dbottom, out=dz)
-                    dphi.addcmul_(dbottom, z).mul_(feature.slope(phi))
-                    dq[b, :, n].copy_(dphi.view(dq[b, :, n].shape))
+                    write(dq, b, n, dphi.addcmul_(dbottom, z).mul_(feature.slope(phi)))
                 for n in token_blocks(k):
                     # a masked phi is 0 and so is its slope: pads get no gradient
                     phi, value = _key_block(k, v, shift, key_mask, feature, b, n)
-                    dv[b, :, n].copy_((phi @ ds).view(dv[b, :, n].shape))
+                    write(dv, b, n, phi @ ds)
                     dphi = torch.baddbmm(dz.transpose(1, 2), value, ds.transpose(1, 2))
-                    dphi.mul_(feature.slope(phi))
-                    dk[b, :, n].copy_(dphi.view(dk[b, :, n].shape))
+                    write(dk, b, n, dphi.mul_(feature.slope(phi)))
         return dq, dk, dv, None, None, None, None
 
 

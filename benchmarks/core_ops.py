@@ -1,0 +1,142 @@
+"""Speed of the attentions of isoattn.core against their peers, in the same run.
+
+    python benchmarks/core_ops.py --tokens 16384 --threads 1
+
+Each row is the median of the rounds, forward and forward + backward, in milliseconds of wall time;
+the ratio is to the first row of its group, taken round by round. Methods are interleaved (A B A B),
+so that a slow moment of the machine hits all of them. q, k, v are given, batch 1, float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from isoattn.core import CrossCovariance, Linear, Softmax
+
+Method = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def einsum_elu1(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Linear attention as it is usually written, eps and all."""
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    state = torch.einsum("bhmd,bhme->bhde", k, v)
+    inverse = 1 / (torch.einsum("bhnd,bhd->bhn", q, k.sum(2)) + 1e-6)
+    return torch.einsum("bhnd,bhde,bhn->bhne", q, state, inverse)
+
+
+def normalised_xca(q: Tensor, k: Tensor, v: Tensor, temperature: Tensor) -> Tensor:
+    """Cross-covariance attention with both inputs normalised first, as in timm."""
+    q, k, v = (x.transpose(-2, -1) for x in (q, k, v))
+    q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+    weights = ((q @ k.transpose(-2, -1)) * temperature).softmax(-1)
+    return (weights @ v).transpose(-2, -1)
+
+
+def kornia_linear() -> Method | None:
+    """kornia's LinearAttention, which is token-major, or None where kornia is not installed."""
+    if importlib.util.find_spec("kornia") is None:
+        return None
+    from kornia.feature.loftr.loftr_module.linear_attention import LinearAttention
+
+    module = LinearAttention()
+    return lambda q, k, v: module(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+
+
+def groups(heads: int, dim: int, compiled: bool) -> dict[str, dict[str, Method]]:
+    """The peers first: ratios are to the first of a group."""
+    temperature = torch.ones(heads, 1, 1, requires_grad=True)
+    linear, cross, softmax = (c(heads, dim) for c in (Linear, CrossCovariance, Softmax))
+    found: dict[str, dict[str, Method]] = {
+        "linear": {"einsum elu+1": einsum_elu1, "isoattn Linear": linear},
+        "cross-covariance": {
+            "normalise first": lambda q, k, v: normalised_xca(q, k, v, temperature),
+            "isoattn CrossCovariance": cross,
+        },
+        "softmax": {"torch SDPA": F.scaled_dot_product_attention, "isoattn Softmax": softmax},
+    }
+    if compiled:
+        found["linear"]["isoattn Linear, compiled"] = torch.compile(linear)
+        found["cross-covariance"]["isoattn CrossCovariance, compiled"] = torch.compile(cross)
+    kornia = kornia_linear()
+    if kornia:
+        found["linear against kornia"] = {"kornia": kornia, "isoattn Linear": linear}
+    return found
+
+
+def timed(method: Method, shape: tuple[int, ...], layout: str) -> tuple[float, float]:
+    """Milliseconds of a forward pass, and of a forward and backward pass."""
+    q, k, v = inputs(shape, layout)
+    start = time.perf_counter()
+    out = method(q, k, v)
+    middle = time.perf_counter()
+    grad = torch.ones_like(out)
+    again = time.perf_counter()
+    torch.autograd.backward(out, grad)
+    end = time.perf_counter()
+    return 1e3 * (middle - start), 1e3 * (middle - start + end - again)
+
+
+def inputs(shape: tuple[int, ...], layout: str) -> tuple[Tensor, ...]:
+    """q, k, v on their own, or as views of one fused projection (B, N, 3, H, D)."""
+    batch, heads, tokens, dim = shape
+    if layout == "separate":
+        return tuple(torch.randn(shape).requires_grad_() for _ in range(3))
+    fused = torch.randn(batch, tokens, 3, heads, dim, requires_grad=True)
+    return fused.permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def compare(methods: dict[str, Method], shape: tuple[int, ...], args: argparse.Namespace) -> None:
+    """Time the methods of one group in turn and print a row for each."""
+    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
+    for number in range(args.warmup + args.rounds):
+        for name, method in methods.items():
+            result = timed(method, shape, args.layout)
+            if number >= args.warmup:
+                rounds[name].append(result)
+    base = next(iter(rounds.values()))
+    for name, results in rounds.items():
+        cells = []
+        for part in (0, 1):
+            ratio = statistics.median(r[part] / b[part] for r, b in zip(results, base, strict=True))
+            cells.append(f"{statistics.median(r[part] for r in results):10.2f} {ratio:6.2f}")
+        print(f"{name:36s}{cells[0]}{cells[1]}")
+
+
+def main() -> None:
+    """Read the sizes, warm up, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=16_384)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=7, help="at least 5")
+    parser.add_argument("--warmup", type=int, default=10)
+    parser.add_argument("--softmax-tokens", type=int, default=2_048, help="its cost is quadratic")
+    parser.add_argument("--layout", choices=["separate", "fused"], default="separate")
+    parser.add_argument("--compiled", action="store_true", help="also through torch.compile")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    # Until some gelu(tanh) has run in the process, float32 elu is several times slower.
+    F.gelu(torch.randn(1000), approximate="tanh")
+    print(
+        f"torch {torch.__version__}, {args.threads} thread(s), batch {args.batch}, "
+        f"{args.heads} heads of {args.dim}, {args.layout} inputs, float32"
+    )
+    print(f"{'':36s}{'fwd ms':>10s} {'ratio':>6s}{'f+b ms':>10s} {'ratio':>6s}")
+    for title, methods in groups(args.heads, args.dim, args.compiled).items():
+        tokens = args.softmax_tokens if title == "softmax" else args.tokens
+        print(f"{title}, {tokens} tokens")
+        compare(methods, (args.batch, args.heads, tokens, args.dim), args)
+
+
+if __name__ == "__main__":
+    main()
