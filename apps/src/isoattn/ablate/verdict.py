@@ -1,173 +1,51 @@
-"""From finished cells to verdicts: pairs, the attention-used gate, the rules (P3, P6, P7).
+"""From finished cells to verdicts: the rules, in the order in which they apply (P6).
 
-``docs/protocol.md`` states every rule in words; the functions here are those words.
+``docs/protocol.md`` states every rule in words; the functions here are those words. What goes in
+comes from :mod:`~isoattn.ablate.selection` (pairs) and :mod:`~isoattn.ablate.controls`.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from isoattn.ablate import statistics
-from isoattn.ablate.records import CellResult, StudyResults
-from isoattn.ablate.selection import (
-    ArmLevel,
-    Choice,
-    Pairing,
-    Runs,
-    Score,
-    confirmed,
-    pair_up,
-    scorer,
+from isoattn.ablate.controls import a_versus_a, attention_used, gauges, is_twin
+from isoattn.ablate.factors import interactions
+from isoattn.ablate.judged import (
+    ALPHA,
+    Comparison,
+    Gauge,
+    Interaction,
+    Role,
+    SelfCheck,
+    Usage,
+    Verdicts,
+    Word,
 )
-from isoattn.ablate.statistics import Equivalence, PairedT, SignFlip
+from isoattn.ablate.records import StudyResults
+from isoattn.ablate.selection import ArmLevel, Choice, Pairing, confirmed, pair_up, scorer
 from isoattn.ablate.study import Study, level_name
 
-ALPHA = 0.05
-MINIMUM_PAIRS = 5
-NO_MIXING = ("Zero", "Identity")
-"""Attentions that let no token see another: what the gauge subtracts."""
-
-Role = Literal["arm", "control", "a/a"]
-Word = Literal[
-    "better",
-    "worse",
-    "equivalent",
-    "inconclusive",
-    "exploratory",
-    "no claim",
-    "attention unused",
-    "unfinished",
-    "blocked",
-    "a/a passed",
-    "a/a alarm",
+__all__ = [
+    "ALPHA",
+    "MINIMUM_PAIRS",
+    "Comparison",
+    "Gauge",
+    "Interaction",
+    "SelfCheck",
+    "Usage",
+    "Verdicts",
+    "Word",
+    "attention_used",
+    "interactions",
+    "is_twin",
+    "judge",
 ]
 
-
-@dataclass(frozen=True)
-class Usage:
-    """Whether the attention of a trained arm is used at all (P7).
-
-    Args:
-        state: ``used``, ``unused``, ``not judged``, or ``control`` where the question does not
-            arise.
-        reason: one line that says why.
-        replaced_by: the attention put in its place, same weights.
-        own: seed -> test metric as trained.
-        replaced: seed -> test metric with the attention replaced.
-        drop: what the replacement costs (positive = worse without the attention).
-        spread: SD of ``own`` over the seeds.
-    """
-
-    arm: str
-    level: str
-    state: Literal["used", "unused", "not judged", "control"]
-    reason: str
-    replaced_by: str | None
-    own: dict[int, float]
-    replaced: dict[int, float]
-    drop: PairedT | None
-    spread: float
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One arm against the baseline at one level set.
-
-    Args:
-        role: ``a/a`` for an arm that is the baseline under another name.
-        pairing: what was compared.
-        t: mean difference (arm minus baseline) and interval; None without a pair.
-        sign_flip: exact test beside it.
-        holm: Holm-adjusted p of ``t`` over the arms of the level set.
-        equivalence: the two one-sided tests against the margin.
-        equivalence_holm: their Holm-adjusted p.
-        effect: standardised difference.
-        fresh_seed: probability that the arm beats the baseline on one more seed.
-        word: the verdict.
-        reasons: what stands behind it or against it, one line each.
-        usage: of the arm.
-        baseline_usage: of the baseline.
-    """
-
-    arm: str
-    level: str
-    role: Role
-    pairing: Pairing
-    usage: Usage
-    baseline_usage: Usage
-    t: PairedT | None = None
-    sign_flip: SignFlip | None = None
-    equivalence: Equivalence | None = None
-    effect: float = math.nan
-    fresh_seed: float = math.nan
-    holm: float = math.nan
-    equivalence_holm: float = math.nan
-    word: Word = "blocked"
-    reasons: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class SelfCheck:
-    """The baseline against itself (A/A): the machinery must not find a difference.
-
-    Args:
-        kind: ``twin`` where an arm repeats the baseline, ``split`` where its runs were halved.
-        t: of the differences, None with too few runs.
-        largest: largest absolute difference; a twin of a deterministic run has 0.
-        p: of the mean difference, Holm-adjusted over the level sets; nan where not judged.
-    """
-
-    level: str
-    kind: Literal["twin", "split"]
-    arm: str
-    t: PairedT | None
-    largest: float
-    p: float
-
-    @property
-    def rejects(self) -> bool | None:
-        """Whether a difference was found; None where it could not be judged."""
-        return None if math.isnan(self.p) else self.p < ALPHA
-
-
-@dataclass(frozen=True)
-class Gauge:
-    """What an arm scores above an arm that mixes nothing; positive = better."""
-
-    arm: str
-    level: str
-    without: str
-    t: PairedT
-
-
-@dataclass(frozen=True)
-class Interaction:
-    """How the difference to the baseline changes from one level of a factor to another.
-
-    ``t`` is over seeds, of (arm - baseline at ``to``) - (arm - baseline at ``start``), averaged
-    over the levels of all other factors.
-    """
-
-    arm: str
-    factor: str
-    start: str
-    to: str
-    t: PairedT
-
-
-@dataclass(frozen=True)
-class Verdicts:
-    """All that is judged in a study."""
-
-    comparisons: tuple[Comparison, ...]
-    usages: tuple[Usage, ...]
-    self_checks: tuple[SelfCheck, ...]
-    gauges: tuple[Gauge, ...]
-    interactions: tuple[Interaction, ...]
+MINIMUM_PAIRS = 5
+"""With fewer a comparison is exploratory."""
 
 
 def judge(study: Study, results: StudyResults, choices: Mapping[ArmLevel, Choice]) -> Verdicts:
@@ -196,139 +74,9 @@ def judge(study: Study, results: StudyResults, choices: Mapping[ArmLevel, Choice
         tuple(comparisons),
         tuple(usages.values()),
         tuple(checks),
-        tuple(gauge for level in levels for gauge in _gauges(study, runs, score, level)),
+        tuple(gauge for level in levels for gauge in gauges(study, runs, score, level)),
         tuple(interactions(study, pairings)),
     )
-
-
-def attention_used(study: Study, arm: str, level: str, runs: Mapping[int, CellResult]) -> Usage:
-    """Judge whether replacing the attention at test time costs more than the seeds' spread.
-
-    Used: the 95 % t interval of the drop lies above 0 *and* the mean drop exceeds the SD over seeds
-    of the arm's own metric. One seed gives a number and no judgement.
-    """
-    name = f"test/{study.metric.name}"
-    sign = 1.0 if study.metric.mode == "max" else -1.0
-    done = {seed: cell for seed, cell in runs.items() if cell.status == "done"}
-    both = {
-        seed: (cell.metrics[name], cell.metrics[f"{name}_replaced"])
-        for seed, cell in done.items()
-        if math.isfinite(cell.metrics.get(name, math.nan))
-        and math.isfinite(cell.metrics.get(f"{name}_replaced", math.nan))
-    }
-    own = {seed: pair[0] for seed, pair in both.items()}
-    replaced = {seed: pair[1] for seed, pair in both.items()}
-    names = sorted({cell.replaced_by for cell in done.values() if cell.replaced_by})
-    usage = Usage(
-        arm, level, "not judged", "", "/".join(names) or None, own, replaced, None, math.nan
-    )
-    if arm in study.controls:
-        return replace(usage, state="control", reason="mixes nothing by construction, or a mean")
-    if not both:
-        return replace(usage, reason="no run was scored with its attention replaced")
-    drop = statistics.paired_t([sign * (a - b) for a, b in both.values()])
-    if drop.n == 1:
-        return replace(usage, drop=drop, reason="one seed has no spread to compare with")
-    spread = statistics.paired_t(list(own.values())).sd
-    used = drop.low > 0 and drop.mean > spread
-    reason = (
-        "the drop is above 0 and beyond the seeds' spread"
-        if used
-        else "the drop is not beyond the seeds' spread"
-        if drop.low > 0
-        else "the interval of the drop includes 0"
-    )
-    state: Literal["used", "unused"] = "used" if used else "unused"
-    return replace(usage, state=state, reason=reason, drop=drop, spread=spread)
-
-
-def a_versus_a(study: Study, runs: Runs, score: Score, level: str) -> SelfCheck:
-    """The A/A control: the arm that repeats the baseline if there is one, else a split of its runs.
-
-    The split pairs the first half of the baseline's seeds with the second; its differences hold the
-    full spread over seeds, so it can only show gross faults.
-    """
-    twin = next((arm for arm in study.arms if is_twin(study, arm)), None)
-    if twin is not None:
-        values = list(pair_up(study, runs, score, twin, level).differences.values())
-    else:
-        mine = runs.get((study.baseline, level), {})
-        scores = [
-            s
-            for seed in study.confirm_seeds
-            if seed in mine and (s := score(mine[seed])) is not None
-        ]
-        half = len(scores) // 2
-        values = [a - b for a, b in zip(scores[:half], scores[half : 2 * half], strict=True)]
-    t = statistics.paired_t(values) if len(values) > 1 else None
-    return SelfCheck(
-        level,
-        "split" if twin is None else "twin",
-        twin or study.baseline,
-        t,
-        max((abs(value) for value in values), default=math.nan),
-        math.nan if t is None else t.p,
-    )
-
-
-def is_twin(study: Study, arm: str) -> bool:
-    """Whether an arm is the baseline's attention under another name."""
-    return arm != study.baseline and study.arms[arm] == study.arms[study.baseline]
-
-
-def interactions(study: Study, pairings: Mapping[ArmLevel, Pairing]) -> list[Interaction]:
-    """Differences of differences between the first level of each factor and each other one."""
-    found = []
-    for factor, arm in itertools.product(study.factors, study.arms):
-        if arm == study.baseline:
-            continue
-        start, *others = study.factors[factor]
-        for other in others:
-            values = _contrast(study, pairings, arm, factor, start, other)
-            if values:
-                t = statistics.paired_t(values)
-                found.append(Interaction(arm, factor, start, other, t))
-    return found
-
-
-def _contrast(
-    study: Study,
-    pairings: Mapping[ArmLevel, Pairing],
-    arm: str,
-    factor: str,
-    start: str,
-    to: str,
-) -> list[float]:
-    at = {
-        level: [
-            pairings[arm, level_name(levels)].differences
-            for levels in study.level_sets
-            if levels[factor] == level
-        ]
-        for level in (start, to)
-    }
-    everywhere = set(study.confirm_seeds).intersection(*at[start], *at[to])
-    return [
-        math.fsum(d[seed] for d in at[to]) / len(at[to])
-        - math.fsum(d[seed] for d in at[start]) / len(at[start])
-        for seed in study.confirm_seeds
-        if seed in everywhere
-    ]
-
-
-def _gauges(study: Study, runs: Runs, score: Score, level: str) -> list[Gauge]:
-    sign = 1.0 if study.metric.mode == "max" else -1.0
-    leaf = {arm: str(spec["class_path"]).rsplit(".", 1)[-1] for arm, spec in study.arms.items()}
-    without = [arm for arm in study.arms if leaf[arm] in NO_MIXING]
-    found = []
-    for none, arm in itertools.product(without, study.arms):
-        if arm in without:
-            continue
-        pairing = pair_up(replace(study, baseline=none), runs, score, arm, level)
-        if pairing.variant:
-            values = [sign * d for d in pairing.differences.values()]
-            found.append(Gauge(arm, level, none, statistics.paired_t(values)))
-    return found
 
 
 def _judge_level(
