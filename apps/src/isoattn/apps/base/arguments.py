@@ -1,15 +1,13 @@
 """The command line before it is parsed: names become files, a checkpoint brings its config.
 
-Also the place where class paths are looked at *before* anything could import them.
+Nothing that a config, a checkpoint or a flag names is imported: see ``class_paths``.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,16 @@ from typing import Any
 import yaml
 
 from isoattn.apps.base.checkpoints import read_run_checkpoint
+from isoattn.apps.base.class_paths import allow_imported_classes, allow_module
 from isoattn.apps.base.errors import UserError
 from isoattn.apps.base.shipped import resolve_file, shipped
 from isoattn.core.training.checkpoint import read_checkpoint
 
-_TRUSTED = {"isoattn", "lightning", "torch"}
-_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
+_ATTENTION = "--model.attention"
+_CHOICES = ("--model", _ATTENTION, f"{_ATTENTION}.class_path")
+_JOINED = ("--config", "-c", *_CHOICES, "--ckpt_path", "--init_from")
+# A class without options: going through it drops the options of the class before.
+_FRESH = f"{_ATTENTION}=isoattn.core.Zero"
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Arguments:
         argv: arguments for the parser, subcommand first.
         checkpoint: of ``--ckpt_path``, or None.
         stored_config: the config of that checkpoint, in full.
+        attention: short name of the attention that is asked for, or None.
         app: the command object built from it, set by that object; also where building it failed.
     """
 
@@ -41,6 +44,7 @@ class Arguments:
     argv: list[str]
     checkpoint: Path | None = None
     stored_config: dict[str, Any] = field(default_factory=dict)
+    attention: str | None = None
     app: Any = None
 
 
@@ -52,41 +56,50 @@ def prepare(app: str, argv: list[str], *, default_config: str) -> Arguments:
     * ``--ckpt_path`` and ``--init_from`` bring the checkpoint's config as defaults;
     * with neither a config nor a checkpoint, the default config is used.
 
+    Configs apply from left to right, then the other options, wherever they stand: what is said
+    explicitly is never overruled by a file. Naming another attention starts from its own defaults.
+
     Raises:
-        UserError: a name that finds nothing, or a class path outside what is imported.
+        UserError: a name that finds nothing.
     """
-    subcommand, rest = argv[0], list(argv[1:])
-    rest = _imports(rest)
-    rest = [_preset(app, token) for token in rest]
-    rest = _configs(app, rest)
-    _refuse_foreign_classes(rest)
-    if "--help" in rest or "-h" in rest or any(t.endswith(".help") for t in rest):
-        return Arguments(subcommand, [subcommand, *rest])
+    subcommand, rest = argv[0], _imports(list(argv[1:]))
+    rest = [_preset(app, token) for token in _join(rest)]
+    allow_imported_classes()
+    configs = [_config(app, t.partition("=")[2]) for t in rest if _is_config(t)]
+    rest = _class_first([t for t in rest if not _is_config(t)])
+    if any(t in ("--help", "-h") or t.partition("=")[0].endswith(".help") for t in rest):
+        return Arguments(subcommand, [subcommand, *configs, *rest])
     checkpoint = _value(rest, "--ckpt_path")
-    source = _value(rest, "--init_from")
-    stored: dict[str, Any] = {}
+    stored = _stored_config(app, checkpoint, _value(rest, "--init_from"))
+    if stored:
+        kept = _for_subcommand(stored, checkpoint is not None)
+        configs.insert(0, f"--config={yaml.safe_dump(kept)}")
+    elif not configs:
+        configs = [f"--config={resolve_file(default_config, app, 'configs')}"]
+    tokens, attention = _start_from_own_defaults([*configs, *rest])
+    return Arguments(
+        subcommand,
+        [subcommand, *tokens],
+        Path(checkpoint) if checkpoint is not None else None,
+        stored,
+        attention,
+    )
+
+
+def _stored_config(app: str, checkpoint: str | None, source: str | None) -> dict[str, Any]:
+    """The config in the checkpoint to resume (must be the app's) or to start from (may be)."""
     if checkpoint is not None:
         content = read_run_checkpoint(Path(checkpoint))["isoattn"]
         if content.get("app") != app:
             raise UserError(
                 f"{checkpoint} belongs to isoattn {content.get('app')}, not to isoattn {app}."
             )
-        stored = content["config"]
-    elif source is not None and Path(source).suffix == ".ckpt" and Path(source).is_file():
+        stored: dict[str, Any] = content["config"]
+        return stored
+    if source is not None and Path(source).suffix == ".ckpt" and Path(source).is_file():
         content = read_checkpoint(Path(source), require_checksum=False).get("isoattn", {})
-        stored = content.get("config", {}) if content.get("app") == app else {}
-    base: list[str] = []
-    if stored:
-        _check_classes(stored, f"the config in {checkpoint or source}")
-        base = ["--config", yaml.safe_dump(_for_subcommand(stored, checkpoint is not None))]
-    elif not any(t in ("--config", "-c") for t in rest):
-        base = ["--config", str(resolve_file(default_config, app, "configs"))]
-    return Arguments(
-        subcommand,
-        [subcommand, *base, *rest],
-        Path(checkpoint) if checkpoint is not None else None,
-        stored,
-    )
+        return dict(content.get("config", {})) if content.get("app") == app else {}
+    return {}
 
 
 def contradictions(
@@ -164,93 +177,123 @@ def _imports(argv: list[str]) -> list[str]:
                 sys.path.insert(0, str(Path.cwd()))
             try:
                 importlib.import_module(name)
-            except ImportError as error:
+            except (ImportError, ValueError) as error:
                 raise UserError(f"--import {name}: {error}") from error
+            allow_module(name)
         else:
             rest.append(token)
     return rest
+
+
+def _join(argv: list[str]) -> list[str]:
+    """``--config NAME`` as ``--config=NAME``, for the options that are looked at here."""
+    joined: list[str] = []
+    for token in argv:
+        if joined and joined[-1] in _JOINED and not token.startswith("--"):
+            joined[-1] += f"={token}"
+        else:
+            joined.append(token)
+    return joined
+
+
+def _is_config(token: str) -> bool:
+    return token.partition("=")[0] in ("--config", "-c")
 
 
 def _preset(app: str, token: str) -> str:
+    """The content of a preset, shipped or a file: the parser reports faults in files badly."""
     key, sign, value = token.partition("=")
-    if key == "--model.attention" and sign and os.path.sep not in value:
-        presets = shipped(app, "configs/attention")
-        if value.removesuffix(".yaml") in presets and not Path(value).is_file():
-            return f"{key}={presets[value.removesuffix('.yaml')]}"
-    return token
+    if key != _ATTENTION or not sign:
+        return token
+    file = Path(value) if _is_file(value) else None
+    if file is None and os.path.sep not in value:
+        file = shipped(app, "configs/attention").get(value.removesuffix(".yaml"))
+    if file is None:
+        return token
+    content = _read_yaml(file, "preset")
+    if not (isinstance(content, str) or (isinstance(content, dict) and "class_path" in content)):
+        raise UserError(f"The preset {file} names no class: it needs class_path and init_args.")
+    return f"{key}={file.read_text(encoding='utf-8')}"
 
 
-def _configs(app: str, argv: list[str]) -> list[str]:
-    rest = []
-    tokens = iter(argv)
+def _config(app: str, name: str) -> str:
+    path = resolve_file(name, app, "configs")
+    content = _read_yaml(path, "config")
+    if not isinstance(content, dict):
+        raise UserError(f"The config {path} is no mapping of options.")
+    return f"--config={path}"
+
+
+def _read_yaml(file: Path, what: str) -> Any:
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"Cannot read the {what} {file}: {reason}") from error
+
+
+def _class_first(argv: list[str]) -> list[str]:
+    """The choice of the attention before its options, in whatever order a sweep writes them."""
+    chosen = [t for t in argv if t.partition("=")[0] in _CHOICES]
+    return [*chosen, *(t for t in argv if t.partition("=")[0] not in _CHOICES)]
+
+
+def _start_from_own_defaults(tokens: list[str]) -> tuple[list[str], str | None]:
+    """Let another attention start from its own defaults; also the attention that is chosen.
+
+    The parser would keep every option of the attention before whose name the new one shares: a
+    temperature meant for one class would be given to another in silence.
+    """
+    result: list[str] = []
+    current: str | None = None
     for token in tokens:
-        key, sign, value = token.partition("=")
-        if key in ("--config", "-c"):
-            name = value if sign else next(tokens, "")
-            path = resolve_file(name, app, "configs")
-            try:
-                content = yaml.safe_load(path.read_text(encoding="utf-8"))
-            except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-                reason = " ".join(str(error).split())
-                raise UserError(f"Cannot read the config {path}: {reason}") from error
-            if not isinstance(content, dict):
-                raise UserError(f"The config {path} is no mapping of options.")
-            _check_classes(content, str(path))
-            rest += ["--config", str(path)]
-        else:
-            rest.append(token)
-    return rest
+        chosen = _chosen_attention(token)
+        if chosen is not None and current is not None and chosen != current:
+            result.append(_FRESH)
+        result.append(token)
+        current = chosen or current
+    return result, current
 
 
-def _class_paths(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, child in value.items():
-            if key == "class_path" and isinstance(child, str):
-                yield child
-            yield from _class_paths(child)
-    elif isinstance(value, list):
-        for child in value:
-            yield from _class_paths(child)
+def _chosen_attention(token: str) -> str | None:
+    """Short name of the attention that an argument chooses, if it chooses one."""
+    key, _, value = token.partition("=")
+    if key == f"{_ATTENTION}.class_path":
+        return value.rsplit(".", 1)[-1]
+    if key == _ATTENTION:
+        return _class_name(_loaded(value, Path()))
+    if key not in ("--model", "--config"):
+        return None
+    content = _loaded(value, Path())
+    model = content.get("model") if key == "--config" and isinstance(content, dict) else content
+    chosen = model.get("attention") if isinstance(model, dict) else None
+    if isinstance(chosen, str):
+        chosen = _loaded(chosen, Path(value).parent if _is_file(value) else Path())
+    return _class_name(chosen)
 
 
-def _check_classes(config: dict[str, Any], where: str) -> None:
-    for path in _class_paths(config):
-        _trust(path, where)
-    model = config.get("model")
-    for key in ("attention", "network"):
-        value = model.get(key) if isinstance(model, dict) else None
-        if isinstance(value, str) and _DOTTED.match(value) and not Path(value).is_file():
-            _trust(value, where)
+def _class_name(chosen: Any) -> str | None:
+    path = chosen.get("class_path") if isinstance(chosen, dict) else chosen
+    return path.rsplit(".", 1)[-1] if isinstance(path, str) else None
 
 
-def _refuse_foreign_classes(argv: list[str]) -> None:
-    keys = ("--model", "--data", "--trainer.logger", "--trainer.callbacks", "--trainer.plugins")
-    previous = ""
-    for token in argv:
-        key, sign, value = token.partition("=")
-        candidate = value if sign else token
-        owner = key if sign else previous
-        if owner.startswith(keys) and _DOTTED.match(candidate) and not Path(candidate).is_file():
-            _trust(candidate, owner)
-        if owner.startswith(keys) and "class_path" in candidate:
-            try:
-                content = yaml.safe_load(candidate)
-            except yaml.YAMLError:
-                continue  # the parser will say what is wrong with it
-            for path in _class_paths(content):
-                _trust(path, owner)
-        previous = "" if sign else token
+def _loaded(value: str, folder: Path) -> Any:
+    """What a YAML file or inline YAML holds; the text itself where it is neither."""
+    for file in (folder / value, Path(value)) if len(value) < 4096 else ():
+        if _is_file(str(file)):
+            value = file.read_text(encoding="utf-8", errors="replace")
+            break
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value
 
 
-def _trust(path: str, where: str) -> None:
-    """Refuse a class path whose module would have to be imported to be looked at."""
-    module = path.rpartition(".")[0]
-    if not module or path.split(".")[0] in _TRUSTED or module in sys.modules:
-        return
-    raise UserError(
-        f"{where} names {path}, whose module is not part of isoattn; nothing of it was run.\n"
-        f"If it is yours, say so: --import {module}"
-    )
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # inline YAML: too long, or with characters no file name has
+        return False
 
 
 def _value(argv: list[str], option: str) -> str | None:

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from isoattn.apps.base.errors import UserError, near
 from isoattn.core.training.checkpoint import (
     CheckpointError,
     is_valid,
@@ -147,6 +148,12 @@ class RunCheckpoints(Checkpoint):
     def _note_score(self, trainer: L.Trainer) -> bool:
         value = trainer.callback_metrics.get(self.options.monitor)
         if value is None:
+            known = [name for name in trainer.callback_metrics if name.startswith("val/")]
+            if known:  # the epoch was validated
+                raise UserError(
+                    f"--checkpoint.monitor={self.options.monitor}: no such metric. "
+                    f"{near(self.options.monitor, known)}"
+                )
             return False
         score = float(value)
         sign = 1 if self.options.mode == "max" else -1

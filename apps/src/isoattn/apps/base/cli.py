@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import lightning.pytorch as L
@@ -19,7 +20,7 @@ from isoattn.apps.base.errors import UserError
 from isoattn.apps.base.files import write_atomic
 from isoattn.apps.base.guard import NonFiniteGuard
 from isoattn.apps.base.metrics_log import MetricsLog
-from isoattn.apps.base.parser import ShortErrorParser
+from isoattn.apps.base.parser import ParseError, ShortErrorParser, known_options, shorten
 from isoattn.apps.base.progress import progress_callback
 from isoattn.apps.base.reproducible import BatchHashes, RandomStreams, parameter_counts
 from isoattn.apps.base.run_folder import (
@@ -29,6 +30,7 @@ from isoattn.apps.base.run_folder import (
     new_run,
     run_of_checkpoint,
 )
+from isoattn.apps.base.shipped import shipped
 from isoattn.apps.base.trackers import (
     TrackerName,
     WandbOptions,
@@ -43,6 +45,7 @@ _QUIET = (
     r".*The number of training batches .* is smaller than the logging interval.*",
     r".*Checkpoint directory .* exists and is not empty.*",
     r".*callbacks used to create the checkpoint need to be provided.*",
+    r".*isinstance\(treespec, LeafSpec\).*",
 )
 
 
@@ -86,7 +89,7 @@ class AppCLI(LightningCLI):
                 "log_every_n_steps": 10,
                 "enable_model_summary": False,
             },
-            parser_kwargs={"prog": f"isoattn {self.app}"},
+            parser_kwargs={"prog": f"isoattn {self.app}", "allow_abbrev": False},
             args=arguments.argv,
         )
 
@@ -137,7 +140,16 @@ class AppCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, then hold the outcome against the checkpoint."""
-        self.config = parser.parse_args(args)
+        try:
+            self.config = parser.parse_args(args)
+        except ParseError as error:
+            raise self._readable(error, error.options) from error
+
+    def _readable(self, error: Exception, options: Sequence[str] = ()) -> UserError:
+        given = self.arguments
+        options = [*options, *known_options(self._parser(given.subcommand))]
+        presets = shipped(self.app, "configs/attention")
+        return UserError(shorten(str(error), options, given.argv, given.attention, presets))
 
     def _parse_ckpt_path(self) -> None:
         """A checkpoint never overrules the command line: a contradiction stops."""
@@ -210,6 +222,8 @@ class AppCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except (ValueError, FileNotFoundError, NotADirectoryError) as error:
+            if "Does not validate against" in str(error):  # an error of ours, wrapped by the parser
+                raise self._readable(error) from error
             raise UserError(str(error)) from error
         self.datamodule.data_seed = self.full_config.get("seed_everything", 0)
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -42,7 +46,8 @@ def execute(cli: type[AppCLI], argv: list[str]) -> int:
 def run_prepared(cli: type[AppCLI], arguments: Arguments) -> int:
     """Build and run; the outcome of a run that fails is recorded in its folder."""
     try:
-        cli(arguments)
+        with _process_left_as_it_was():
+            cli(arguments)
     except NonFiniteError as error:
         arguments.app.fail("diverged", error)
         sys.stderr.write(f"isoattn: {error}\n")
@@ -69,3 +74,19 @@ def run_prepared(cli: type[AppCLI], arguments: Arguments) -> int:
             raise
         raise UserError(str(error)) from error
     return 0
+
+
+@contextmanager
+def _process_left_as_it_was() -> Iterator[None]:
+    """Undo what Lightning sets for the whole process, so that runs in one process are alike."""
+    variables = dict(os.environ)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+        os.environ.update(variables)

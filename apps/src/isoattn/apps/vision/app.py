@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import lightning.pytorch as L
 from lightning.pytorch.cli import LightningArgumentParser
 
+from isoattn.apps.base.class_paths import KINDS
 from isoattn.apps.base.cli import AppCLI
 from isoattn.apps.base.errors import UserError
 from isoattn.apps.base.files import write_json
@@ -17,7 +18,9 @@ from isoattn.core.training.checkpoint import read_checkpoint
 from isoattn.vision import ImageDataModule, count_flops
 from isoattn.vision.classifier import ImageClassifier
 from isoattn.vision.data.decode import DecodeError
-from isoattn.vision.models import load_weights
+from isoattn.vision.models import ImageNetwork, load_weights
+
+KINDS["model.network"] = ImageNetwork
 
 
 class VisionCLI(AppCLI):
@@ -27,7 +30,7 @@ class VisionCLI(AppCLI):
     default_config: ClassVar[str] = "xcit_mnist"
     model_type: ClassVar[type[L.LightningModule]] = ImageClassifier
     data_type: ClassVar[type[L.LightningDataModule]] = ImageDataModule
-    user_errors: ClassVar[tuple[type[Exception], ...]] = (DecodeError,)
+    user_errors: ClassVar[tuple[type[Exception], ...]] = (DecodeError, ValueError)
 
     @staticmethod
     def rewrite(argv: list[str]) -> list[str]:
@@ -72,11 +75,16 @@ class VisionCLI(AppCLI):
 
     def report(self) -> None:
         """Say what the run came to and what to do next."""
-        best = self.checkpoints
-        self._print({**best.best_metrics, "best epoch": float((best.best_epoch or 0) + 1)})
+        kept = self.checkpoints
+        if kept.best_epoch is None:
+            say("nothing was validated, so no checkpoint is the best")
+        else:
+            self._print({**kept.best_metrics, "best epoch": float(kept.best_epoch + 1)})
         say(f"run     {self.run.path}")
         say(f"tracked {self.tracked}")
-        say(f"next    isoattn vision test --ckpt_path {best.best}")
+        newest = kept.last if kept.best_epoch is None else kept.best
+        if newest.exists():
+            say(f"next    isoattn vision test --ckpt_path {newest}")
 
     def before_validate(self) -> None:
         """Weights of ``--init_from``."""

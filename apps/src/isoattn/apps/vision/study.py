@@ -9,8 +9,10 @@ import resource
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from isoattn.ablate.domain import Scores, Weights
 from isoattn.ablate.records import ArmCost
+from isoattn.ablate.worker import end_with_parent
 from isoattn.apps.base.arguments import Arguments, prepare
 from isoattn.apps.base.files import write_atomic
 from isoattn.apps.base.reproducible import parameter_counts
@@ -28,11 +31,14 @@ from isoattn.core.training.checkpoint import read_checkpoint
 from isoattn.vision import attention_calls, count_flops, replaced_attention
 from isoattn.vision.baselines import nearest_neighbour
 
+T = TypeVar("T")
+
 
 class VisionStudy:
     """Implements :class:`isoattn.ablate.domain.StudyApp`."""
 
     name = "vision"
+    metrics = ("accuracy",)
 
     def resolve(self, argv: list[str]) -> dict[str, Any]:
         """The complete config of a command line, nothing built."""
@@ -100,15 +106,10 @@ class VisionStudy:
 
     def costs(self, cases: list[tuple[str, dict[str, str], dict[str, Any]]]) -> list[ArmCost]:
         """Step time interleaved in one child process, peak memory in one child an arm."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["isoattn.apps.warm"])
-        configs = [config for _, _, config in cases]
-        with context.Pool(1, maxtasksperchild=1) as pool:
-            times = pool.apply(_step_times, (configs,))
+        times = _in_child(_step_times, [config for _, _, config in cases])
         costs = []
         for (arm, levels, config), (step, spread, forward) in zip(cases, times, strict=True):
-            with context.Pool(1, maxtasksperchild=1) as pool:
-                peak = pool.apply(_peak_memory, (config,))
+            peak = _in_child(_peak_memory, config)
             built = _Builder(config)
             flops = count_flops(built.model.network, built.datamodule.image_size)
             costs.append(
@@ -126,6 +127,15 @@ class VisionStudy:
                 )
             )
         return costs
+
+    def estimate(self, configs: list[dict[str, Any]]) -> list[float]:
+        """Steps and validation passes of a run, times what a few of them took."""
+        times = _in_child(_step_times, configs, 1, 3)
+        seconds = []
+        for config, (step, _, forward) in zip(configs, times, strict=True):
+            steps, passes = _batches(_Builder(config).datamodule, config["trainer"])
+            seconds.append((steps * step + passes * forward) / 1e3)
+        return seconds
 
 
 class ItemScores:
@@ -209,6 +219,31 @@ class _Builder(VisionCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         pass
+
+
+def _in_child(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a fresh process, forked from the warm one.
+
+    Raises:
+        RuntimeError: the process was lost (out of memory, killed).
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["isoattn.apps.warm"])
+    with ProcessPoolExecutor(1, mp_context=context, initializer=end_with_parent) as child:
+        return child.submit(function, *arguments).result()
+
+
+def _batches(data: Any, trainer: dict[str, Any]) -> tuple[int, int]:
+    """Training steps and validation batches of a whole run."""
+    data.setup("fit")
+    train, val = len(data.train_dataloader()), len(data.plain_dataloader("val"))
+    limit = trainer.get("limit_train_batches")
+    if isinstance(limit, int):
+        train = min(train, limit)
+    elif isinstance(limit, float):
+        train = int(train * limit)
+    epochs = trainer.get("max_epochs") or 1
+    return train * epochs, val * epochs
 
 
 def _steppers(configs: list[dict[str, Any]]) -> list[tuple[Any, Any, dict[str, Tensor]]]:

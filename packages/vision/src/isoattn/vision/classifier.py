@@ -25,6 +25,11 @@ from isoattn.vision.mix import mix_batch
 from isoattn.vision.models import ImageNetwork, XCiT
 
 
+def _within(name: str, value: Any, right: bool, wording: str) -> None:
+    if not right:
+        raise ValueError(f"{name} must be {wording}, got {value}")
+
+
 @dataclass
 class OptimOptions:
     """AdamW with warm-up and a cosine, both per step.
@@ -43,6 +48,13 @@ class OptimOptions:
     min_lr: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
 
+    def __post_init__(self) -> None:
+        _within("lr", self.lr, self.lr > 0, "above 0")
+        _within("weight_decay", self.weight_decay, self.weight_decay >= 0, "0 or more")
+        _within("warmup", self.warmup, self.warmup >= 0, "0 or more")
+        _within("min_lr", self.min_lr, 0 <= self.min_lr <= 1, "a fraction of lr in [0, 1]")
+        _within("betas", self.betas, all(0 <= b < 1 for b in self.betas), "in [0, 1)")
+
 
 @dataclass
 class LossOptions:
@@ -59,6 +71,11 @@ class LossOptions:
     smoothing: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
+
+    def __post_init__(self) -> None:
+        _within("smoothing", self.smoothing, 0 <= self.smoothing < 1, "in [0, 1)")
+        _within("mixup", self.mixup, self.mixup >= 0, "0 or more")
+        _within("cutmix", self.cutmix, self.cutmix >= 0, "0 or more")
 
 
 class ImageClassifier(L.LightningModule):

@@ -88,8 +88,10 @@ def read_checkpoint(path: Path, *, require_checksum: bool = True) -> dict[str, A
         raise CheckpointError(path, f"cannot be read ({error.strerror})") from error
     archive = _verified_archive(data)
     if archive is None:
-        if _MARK in data[-4096:] or not data.startswith(b"PK"):
+        if _MARK in data[-4096:]:
             raise CheckpointError(path, "is damaged: its bytes do not match their checksum")
+        if not data.startswith(b"PK"):
+            raise CheckpointError(path, "is no checkpoint, or is damaged at its start")
         if require_checksum:
             raise CheckpointError(path, "has no checksum: it is damaged or not written by isoattn")
         archive = data
