@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,9 @@ import yaml
 
 from isoattn.ablate.records import CellResult
 from isoattn.ablate.study import Study, level_name
-from isoattn.apps.base.files import read_json, write_atomic, write_json
+from isoattn.apps.base.files import write_atomic, write_json
 from isoattn.core import attention_factory, find_attention
+from isoattn.core.factories import class_path
 
 RECORD = "cell.json"
 """Written when a cell is over; its presence is what makes a cell done."""
@@ -65,8 +67,6 @@ def resolved_arm(spec: dict[str, Any]) -> dict[str, Any]:
         for name, p in list(inspect.signature(cls).parameters.items())[2:]
         if p.default is not inspect.Parameter.empty
     }
-    from isoattn.core.factories import class_path
-
     return {"class_path": class_path(cls), "init_args": {**defaults, **spec["init_args"]}}
 
 
@@ -98,21 +98,22 @@ def set_dotted(config: dict[str, Any], key: str, value: Any) -> None:
 
 
 def write_cell(cell: Cell, folder: Path) -> None:
-    """Write what a worker needs to run the cell, before it runs."""
-    if (folder / "plan.json").is_file():
-        return
-    write_atomic(folder / "cell.yaml", yaml.safe_dump(cell.config, sort_keys=False))
-    write_json(
-        folder / "plan.json",
-        {
-            "cell": cell.id,
-            "arm": cell.arm,
-            "levels": cell.levels,
-            "learning_rate": cell.learning_rate,
-            "seed": cell.seed,
-            "stage": cell.stage,
-        },
-    )
+    """Write what a worker needs to run the cell; mends files that were damaged since."""
+    plan = {
+        "cell": cell.id,
+        "arm": cell.arm,
+        "levels": cell.levels,
+        "learning_rate": cell.learning_rate,
+        "seed": cell.seed,
+        "stage": cell.stage,
+    }
+    for name, text in (
+        ("cell.yaml", yaml.safe_dump(cell.config, sort_keys=False)),
+        ("plan.json", json.dumps(plan, indent=2) + "\n"),
+    ):
+        file = folder / name
+        if not file.is_file() or file.read_bytes() != text.encode():
+            write_atomic(file, text)
 
 
 def write_record(result: CellResult, folder: Path) -> None:
@@ -124,18 +125,48 @@ def write_record(result: CellResult, folder: Path) -> None:
 
 
 def read_record(folder: Path) -> CellResult | None:
-    """The record of a cell, None while it is not over."""
-    data = read_json(folder / RECORD)
-    if data is None:
+    """The record of a cell; None while it is not over, and where the record is damaged.
+
+    A cell whose record cannot be read is run again: a wrong number is worse than a lost one.
+    """
+    try:
+        data = json.loads((folder / RECORD).read_bytes())
+        predictions = folder / data["predictions"] if data["predictions"] else None
+        result = CellResult(**{**data, "predictions": predictions, "folder": folder})
+        numbers = [*result.metrics.values(), result.seconds, result.learning_rate]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    predictions = folder / data["predictions"] if data["predictions"] else None
-    return CellResult(**{**data, "predictions": predictions, "folder": folder})
+    whole = (
+        result.cell == folder.name
+        and result.status in ("done", "diverged", "failed")
+        and all(isinstance(number, int | float) for number in numbers)
+    )
+    return result if whole else None
 
 
 def attempts(folder: Path) -> int:
     """How often the cell was started."""
-    file = folder / "attempts.log"
-    return len(file.read_text(encoding="utf-8").splitlines()) if file.is_file() else 0
+    return len(_lines(folder / "attempts.log"))
+
+
+def crashes(folder: Path) -> list[str]:
+    """How the attempts ended that crashed, as the study that had started them saw it.
+
+    An attempt that was lost with the whole study (Ctrl-C, kill, power) is none of them.
+    """
+    return _lines(folder / "crashes.log")
+
+
+def note(folder: Path, log: Literal["attempts.log", "crashes.log"], text: str) -> None:
+    """Append a line, on disk before anything else happens."""
+    with (folder / log).open("a", encoding="utf-8") as file:
+        file.write(f"{text}\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
 
 
 def describe_cell(cell: Cell) -> str:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
-
-from rich.console import Console
-from rich.table import Table
+from statistics import mean
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from isoattn.ablate.domain import shipped_studies, study_app
-from isoattn.ablate.engine import Engine, RunSettings, load_results
+from isoattn.ablate.engine import Engine, RunSettings
+from isoattn.ablate.folder import REGISTERED, registered_study, study_changes
 from isoattn.ablate.plan import Plan, difference_text
 from isoattn.ablate.records import StudyResults
-from isoattn.ablate.study import Study, StudyError, level_name, load_study, study_from_dict
+from isoattn.ablate.results import load_results
+from isoattn.ablate.selection import ArmLevel
+from isoattn.ablate.study import Study, StudyError, level_name, load_study
+from isoattn.ablate.terminal import print_estimate, print_plan, print_results, say
 from isoattn.apps.base.errors import UserError, near
-from isoattn.apps.base.files import read_json
+
+if TYPE_CHECKING:
+    from isoattn.ablate.report import ReportPaths
 
 _DESCRIPTION = (
     "Compare attentions, all else equal: a registered study, paired, each arm at its own rate."
@@ -77,79 +82,71 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _load(options: Any) -> tuple[Study, Path]:
-    name = options.study
-    path = Path(name)
-    if path.is_dir():  # a study folder stands for the study registered in it
-        registered = read_json(path / "registered.json")
-        if registered is None:
-            raise UserError(f"{path} is no study folder: it has no registered.json.")
-        latest = registered["amendments"][-1] if registered["amendments"] else registered
-        return study_from_dict(latest["study"], where=str(path)), path
-    if not path.is_file():
-        known = shipped_studies()
-        if name.removesuffix(".yaml") not in known:
-            raise UserError(f"There is no study {name!r}. {near(name, known)}")
-        path = known[name.removesuffix(".yaml")]
-    study = load_study(path, options.preset)
-    return study, options.out or Path("runs") / "ablate" / f"{study.name}-{study.preset}"
+    """The study and its folder; a study folder stands for the study registered in it."""
+    path = Path(options.study)
+    if not path.is_dir():
+        study = _read(options)
+        return study, options.out or Path("runs") / "ablate" / f"{study.name}-{study.preset}"
+    registered = registered_study(path)
+    if registered is None:
+        raise UserError(f"{path} is no study folder: it has no {REGISTERED}.")
+    if options.preset not in (None, registered.preset) or options.out not in (None, path):
+        raise UserError(
+            f"{path} holds the preset {registered.preset} already; --preset and --out go with the "
+            "name of a study or a study file."
+        )
+    return registered, path
+
+
+def _read(options: Any) -> Study:
+    path = Path(options.study)
+    if path.is_file():
+        return load_study(path, options.preset)
+    known, name = shipped_studies(), options.study.removesuffix(".yaml")
+    if name not in known:
+        raise UserError(f"There is no study {options.study!r}. {near(name, known)}")
+    return load_study(known[name], options.preset)
 
 
 def _plan(options: Any) -> int:
     study, folder = _load(options)
-    console = Console()
     plan = Plan(study, study_app(study.app))
     differences = plan.differences()
-    console.print(f"[bold]{study.title}[/bold]\n{study.question}\n", highlight=False)
-    search, confirm = plan.count()
-    table = Table(
-        title=f"{study.name}, preset {study.preset}, hash {study.hash}", title_justify="left"
-    )
-    for column in ("arm", *study.factors, "search", "confirm", "parameters"):
-        table.add_column(column)
-    rates = len(study.search.values) if search else 0
-    parameters = {(d.arm, d.level): d.parameters[1] for d in differences}
-    base = {d.level: d.parameters[0] for d in differences}
-    for levels in study.level_sets:
-        for arm in study.arms:
-            count = parameters.get((arm, level_name(levels)), base[level_name(levels)])
-            table.add_row(
-                arm + (" (baseline)" if arm == study.baseline else ""),
-                *levels.values(),
-                f"{rates} rates x {len(study.search.seeds)} seeds" if rates else "-",
-                f"{len(study.confirm_seeds)} seeds",
-                f"{count:,}",
-            )
-    console.print(table)
-    console.print(difference_text(study, differences), highlight=False)
-    console.print(f"\n{search} search cells, {confirm} confirmation cells -> {folder}")
-    seconds = _known_seconds(folder, study, plan)
-    if seconds:
-        hours = (search + confirm) * seconds / 3600
-        console.print(f"about {seconds:.0f} s a cell so far: {hours:.1f} core hours in all")
+    print_plan(plan, differences, folder)
     plan.check(differences)
+    known = _known_seconds(plan, folder)
+    if known:
+        print_estimate(plan, known, "as in the cells that are there")
+    else:
+        cases = plan.cases
+        times = plan.app.estimate([config for _, _, config in cases])
+        found = {(c[0], level_name(c[1])): t for c, t in zip(cases, times, strict=True)}
+        print_estimate(plan, found, "from a few timed steps")
     return 0
 
 
-def _known_seconds(folder: Path, study: Study, plan: Plan) -> float:
-    cells = load_results(study, folder, plan).cells if folder.is_dir() else []
-    return sum(c.seconds for c in cells) / len(cells) if cells else 0.0
+def _known_seconds(plan: Plan, folder: Path) -> dict[ArmLevel, float]:
+    """Mean seconds of the finished cells of each arm, where every arm has some."""
+    cells = load_results(plan.study, folder, plan).cells if folder.is_dir() else []
+    seconds: dict[ArmLevel, list[float]] = {}
+    for cell in cells:
+        if cell.status == "done" and cell.seconds:
+            seconds.setdefault((cell.arm, level_name(cell.levels)), []).append(cell.seconds)
+    return {k: mean(s) for k, s in seconds.items()} if len(seconds) == len(plan.cases) else {}
 
 
 def _diff(options: Any) -> int:
     study, _ = _load(options)
-    plan = Plan(study, study_app(study.app))
     for arm in options.arms:
         if arm not in study.arms:
             raise UserError(f"The study has no arm {arm!r}. {near(arm, study.arms)}")
+    plan = Plan(study, study_app(study.app))
     if options.arms:
         first, second = options.arms
         differences = [plan.compare(first, second, levels) for levels in study.level_sets]
     else:
         differences = plan.differences()
-    text = difference_text(study, differences)
-    if options.arms:
-        text = text.replace(f"{study.baseline} ->", f"{options.arms[0]} ->")
-    Console().print(text, highlight=False)
+    say(difference_text(study, differences))
     plan.check(differences)
     return 0
 
@@ -162,47 +159,41 @@ def _run(options: Any) -> int:
         options.jobs, options.threads, options.tracker, options.project, options.amend
     )
     engine = Engine(study, folder, settings)
-    results = engine.run()
-    return _write(study, results, folder)
+    try:
+        results = engine.run()
+    except KeyboardInterrupt:
+        again = shlex.join(["isoattn", *sys.argv[1:]])
+        raise UserError(f"stopped; what is done is kept. Go on with: {again}", 130) from None
+    paths = _write(study, results, folder)
+    if engine.tracker.startswith("wandb"):
+        from isoattn.ablate.publish import publish
+
+        publish(engine, paths)
+    print_results(study, results, paths)
+    return 0
 
 
 def _report(options: Any) -> int:
     study, folder = _load(options)
-    if not (folder / "registered.json").is_file():
+    registered = registered_study(folder)
+    if registered is None:
         raise UserError(f"{folder} holds no study yet: isoattn ablate run {options.study}")
-    return _write(study, load_results(study, folder), folder)
+    changes = study_changes(folder, study)
+    if changes:
+        raise UserError(
+            f"{options.study} is not the study that is registered in {folder}:\n  "
+            + "\n  ".join(changes[:6])
+            + f"\nisoattn ablate report {folder} reports what was registered; "
+            "isoattn ablate run ... --amend goes on with the changed one."
+        )
+    results = load_results(registered, folder)
+    print_results(registered, results, _write(registered, results, folder))
+    return 0
 
 
-def _write(study: Study, results: StudyResults, folder: Path) -> int:
+def _write(study: Study, results: StudyResults, folder: Path) -> ReportPaths:
     from isoattn.ablate.report import write_report
 
     differences = folder / "differences.txt"
     text = differences.read_text(encoding="utf-8") if differences.is_file() else ""
-    paths = write_report(study, results, folder, differences=text)
-    _print(study, results, paths)
-    return 0
-
-
-def _print(study: Study, results: StudyResults, paths: Any) -> None:
-    from isoattn.ablate.summary import final_table, summarise
-
-    summary = summarise(study, results)
-    console = Console()
-    rows = final_table(summary)
-    if rows:
-        # Narrow terminals: what is nearly always the same for all rows is left to the report.
-        hidden = {"SD", "pairs"} | (set() if study.factors else {"levels"})
-        if console.width < 110:
-            hidden |= {"p Holm", "95 % interval"}
-        table = Table(title=study.title, title_justify="left")
-        for column in rows[0]:
-            if column not in hidden:
-                table.add_column(column)
-        for row in rows:
-            table.add_row(*(value for column, value in row.items() if column not in hidden))
-        console.print(table)
-    console.print(f"\n{summary['verdict']}", highlight=False)
-    console.print(
-        f"\nreport: {paths.html}\n        {paths.markdown}", highlight=False, soft_wrap=True
-    )
-    sys.stdout.flush()
+    return write_report(study, results, folder, differences=text)

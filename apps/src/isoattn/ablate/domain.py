@@ -43,6 +43,8 @@ class StudyApp(Protocol):
     """An app as the engine sees it. Implemented once a domain, in ``isoattn.apps.DOMAIN.study``."""
 
     name: str
+    metrics: tuple[str, ...]
+    """What ``score`` reports, and so what a study can judge."""
 
     def resolve(self, argv: list[str]) -> dict[str, Any]:
         """The complete config of a command line."""
@@ -63,7 +65,14 @@ class StudyApp(Protocol):
         """Simple references of the domain on the test split: name -> score."""
 
     def costs(self, cases: list[tuple[str, dict[str, str], dict[str, Any]]]) -> list[ArmCost]:
-        """Measure arms, interleaved: (arm, levels, config) each."""
+        """Measure arms, interleaved: (arm, levels, config) each.
+
+        Raises:
+            RuntimeError: the measuring process was lost.
+        """
+
+    def estimate(self, configs: list[dict[str, Any]]) -> list[float]:
+        """Seconds that a run of each config takes, from a few timed steps."""
 
 
 _APPS = {"vision": "isoattn.apps.vision.study:VisionStudy"}

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from isoattn.ablate.cells import Cell, make_cell, resolved_arm
 from isoattn.ablate.domain import StudyApp
+from isoattn.ablate.errors import near_names
 from isoattn.ablate.records import CellResult
 from isoattn.ablate.selection import chosen_rates
 from isoattn.ablate.study import Study, StudyError, level_name
+from isoattn.apps.base.errors import UserError
 
 ATTENTION = "model.attention"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What an arm changes against the baseline, in one level set.
+    """What an arm changes against another, in one level set.
 
     Args:
+        baseline: name of the other one, as a rule the study's baseline.
         arm: name of the arm.
         level: level name.
         attention: (key, baseline's value, arm's value) below ``model.attention``.
@@ -29,6 +32,7 @@ class Difference:
         unequal_weights: weights outside the attention whose initial values differ.
     """
 
+    baseline: str
     arm: str
     level: str
     attention: list[tuple[str, Any, Any]]
@@ -51,14 +55,47 @@ class Plan:
     def __init__(self, study: Study, app: StudyApp) -> None:
         self.study = study
         self.app = app
+        if study.metric.name not in app.metrics:
+            raise StudyError(
+                f"Study {study.name}: {app.name} scores no {study.metric.name!r}. "
+                f"{near_names(study.metric.name, app.metrics)}"
+            )
         self._bases: dict[tuple[str, str], dict[str, Any]] = {}
         for levels in study.level_sets:
             for arm in study.arms:
                 self._bases[arm, level_name(levels)] = self._resolve(arm, levels)
+        self._refuse_equal_folders()
 
     def base(self, arm: str, levels: dict[str, str]) -> dict[str, Any]:
         """The resolved config of an arm in a level set, at the first rate and seed 0."""
         return self._bases[arm, level_name(levels)]
+
+    @property
+    def cases(self) -> list[tuple[str, dict[str, str], dict[str, Any]]]:
+        """(arm, levels, resolved config) of everything that is compared."""
+        return [
+            (arm, levels, self.base(arm, levels))
+            for levels in self.study.level_sets
+            for arm in self.study.arms
+        ]
+
+    @property
+    def configs(self) -> dict[str, dict[str, Any]]:
+        """The resolved configs by name, as they are registered."""
+        return {f"{arm} ({level_name(levels)})": config for arm, levels, config in self.cases}
+
+    def _refuse_equal_folders(self) -> None:
+        rate, seed = self.study.search.values[0], self.study.confirm_seeds[0]
+        taken: dict[str, str] = {}
+        for arm, levels, base in self.cases:
+            cell = make_cell(self.study, base, arm, levels, rate, seed, "confirm")
+            name = f"{arm} ({level_name(levels)})"
+            if cell.id in taken:
+                raise StudyError(
+                    f"Study {self.study.name}: {taken[cell.id]} and {name} would share the folder "
+                    f"{cell.id}. Give one of them another name."
+                )
+            taken[cell.id] = name
 
     def _resolve(self, arm: str, levels: dict[str, str]) -> dict[str, Any]:
         study = self.study
@@ -72,8 +109,9 @@ class Plan:
         try:
             argv.append(f"--{ATTENTION}={json.dumps(resolved_arm(study.arms[arm]))}")
             config = self.app.resolve(argv)
-        except ValueError as error:
-            raise StudyError(f"Study {study.name}, arm {arm}: {error}") from error
+        except (ValueError, UserError) as error:
+            where = f"Study {study.name}, arm {arm} ({level_name(levels)})"
+            raise StudyError(f"{where}: {error}") from error
         for elsewhere in ("run", "tracker", "wandb", "output", "init_from", "ckpt_path"):
             config.pop(elsewhere, None)
         # Given as JSON, not inherited: an option the base config sets must not leak into an arm.
@@ -132,10 +170,11 @@ class Plan:
             if first.outside.get(name) != second.outside.get(name)
         ]
         return Difference(
+            baseline=baseline,
             arm=arm,
             level=level_name(levels),
-            attention=[d for d in found if d[0].startswith(ATTENTION)],
-            other=[d for d in found if not d[0].startswith(ATTENTION)],
+            attention=[d for d in found if _of_attention(d[0])],
+            other=[d for d in found if not _of_attention(d[0])],
             parameters=(first.parameters, second.parameters),
             unequal_weights=unequal,
         )
@@ -150,15 +189,14 @@ class Plan:
             if d.other:
                 keys = ", ".join(f"{k} ({a} against {b})" for k, a, b in d.other[:5])
                 raise StudyError(
-                    f"Arm {d.arm} ({d.level}) differs from {self.study.baseline} in more than its "
+                    f"Arm {d.arm} ({d.level}) differs from {d.baseline} in more than its "
                     f"attention: {keys}. Make it a factor, or set it for all arms in overrides."
                 )
             if d.unequal_weights:
                 names = ", ".join(d.unequal_weights[:5])
                 raise StudyError(
-                    f"Arm {d.arm} ({d.level}) starts from other weights than "
-                    f"{self.study.baseline}: {names}. An attention must draw from a generator of "
-                    "its own."
+                    f"Arm {d.arm} ({d.level}) starts from other weights than {d.baseline}: "
+                    f"{names}. An attention must draw from a generator of its own."
                 )
 
 
@@ -170,7 +208,13 @@ def config_differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, 
             dotted = f"{prefix}.{key}" if prefix else key
             found += config_differences(old.get(key), new.get(key), dotted)
         return found
-    return [] if old == new else [(prefix, old, new)]
+    # As text: 1 and 1.0 are equal, but as a limit one batch and all of them.
+    same = json.dumps(old, default=str) == json.dumps(new, default=str)
+    return [] if same else [(prefix, old, new)]
+
+
+def _of_attention(key: str) -> bool:
+    return key == ATTENTION or key.startswith(f"{ATTENTION}.")
 
 
 def difference_text(study: Study, differences: list[Difference]) -> str:
@@ -178,7 +222,7 @@ def difference_text(study: Study, differences: list[Difference]) -> str:
     lines = []
     for d in differences:
         change = 100 * (d.parameters[1] - d.parameters[0]) / max(d.parameters[0], 1)
-        lines.append(f"{study.baseline} -> {d.arm} ({d.level})")
+        lines.append(f"{d.baseline} -> {d.arm} ({d.level})")
         lines += [f"  {key}: {_show(old)} -> {_show(new)}" for key, old, new in d.attention]
         lines += [f"  NOT ALLOWED {key}: {old} -> {new}" for key, old, new in d.other]
         lines.append(
@@ -200,6 +244,3 @@ def _show(value: Any) -> str:
 
 def _argument(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-Report = Callable[[str], None]

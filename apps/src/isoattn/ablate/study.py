@@ -8,18 +8,29 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
+from isoattn.ablate.errors import StudyError, near_names
+from isoattn.ablate.study_file import build, read_study_file, text_keys
 
+__all__ = [
+    "Metric",
+    "Search",
+    "Study",
+    "StudyError",
+    "level_name",
+    "load_study",
+    "study_from_dict",
+]
 
-class StudyError(ValueError):
-    """A study file that cannot be run as it stands; says where and what to do."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*\Z")
+_CELL_OWN = ("model.attention", "seed_everything", "run", "tracker", "wandb", "ckpt_path", "output")
+"""Options that a study sets for each cell itself."""
 
 
 @dataclass(frozen=True)
@@ -126,20 +137,7 @@ def load_study(path: Path, preset: str | None = None) -> Study:
     Raises:
         StudyError: unreadable, an unknown key or preset (with near names), a missing part.
     """
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise StudyError(f"Cannot read the study {path}: {error}") from error
-    if not isinstance(raw, dict):
-        raise StudyError(f"{path} is no study: it must be a mapping with name, app, arms, ...")
-    presets = raw.pop("presets", None) or {"full": {}}
-    chosen = preset or raw.pop("default_preset", None) or next(iter(presets))
-    raw.pop("default_preset", None)
-    if chosen not in presets:
-        raise StudyError(f"{path} has no preset {chosen!r}. {_near(chosen, presets)}")
-    merged = _merge(raw, presets[chosen] or {})
-    merged["preset"] = chosen
-    return study_from_dict(merged, where=str(path))
+    return study_from_dict(read_study_file(path, preset), where=str(path))
 
 
 def study_from_dict(raw: dict[str, Any], *, where: str) -> Study:
@@ -150,33 +148,55 @@ def study_from_dict(raw: dict[str, Any], *, where: str) -> Study:
     """
     raw = copy.deepcopy(raw)
     keep = raw.pop("only_arms", None)
-    raw["search"] = _part(Search, raw.get("search"), f"{where}: search")
-    raw["metric"] = _part(Metric, raw.get("metric") or {}, f"{where}: metric")
-    for name in ("configs", "confirm_seeds", "controls"):
-        if name in raw:
-            raw[name] = tuple(raw[name])
-    raw["arms"] = {arm: _arm(arm, s, where) for arm, s in (raw.get("arms") or {}).items()}
+    raw["search"] = build(Search, raw.get("search"), f"{where}: search")
+    raw["metric"] = build(Metric, raw.get("metric") or {}, f"{where}: metric")
+    arms = text_keys(raw.get("arms") or {}, f"{where}: arms")
+    raw["arms"] = {arm: _arm(arm, spec, where) for arm, spec in arms.items()}
+    raw["overrides"] = _options(raw.get("overrides") or {}, f"{where}: overrides")
+    raw["factors"] = _factors(raw.get("factors") or {}, where)
     if keep is not None:
-        for arm in keep:
-            if arm not in raw["arms"]:
-                raise StudyError(f"{where}: only_arms names {arm!r}. {_near(arm, raw['arms'])}")
-        raw["arms"] = {arm: raw["arms"][arm] for arm in keep}
-    study: Study = _part(Study, raw, where)
+        raw["arms"] = _only(keep, raw["arms"], where)
+    study: Study = build(Study, raw, where)
     _validate(study, where)
     return study
 
 
+def _only(keep: Any, arms: dict[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(keep, list):
+        raise StudyError(f"{where}: only_arms must be a list, got {keep!r}")
+    for arm in keep:
+        if arm not in arms:
+            raise StudyError(f"{where}: only_arms names {arm!r}. {near_names(arm, arms)}")
+    return {arm: arms[arm] for arm in keep}
+
+
 def _validate(study: Study, where: str) -> None:
+    if not _NAME.match(study.name):
+        raise StudyError(f"{where}: name {study.name!r} must be letters, digits and ._+- only")
     if study.baseline not in study.arms:
-        near = _near(study.baseline, study.arms)
+        near = near_names(study.baseline, study.arms)
         raise StudyError(f"{where}: the baseline {study.baseline!r} is no arm. {near}")
+    if len(study.arms) < 2:
+        raise StudyError(f"{where}: a study needs at least two arms, got {list(study.arms)}")
     if study.metric.mode == "min" and study.metric.worst == 0.0:
         raise StudyError(
             f"{where}: metric.worst is 0 while less is better: a diverged run would win. Set "
             "metric.worst to what a run that learns nothing scores"
         )
-    if len(study.arms) < 2:
-        raise StudyError(f"{where}: a study needs at least two arms, got {list(study.arms)}")
+    if study.metric.margin <= 0:
+        raise StudyError(
+            f"{where}: metric.margin must be above 0: the difference that would not matter"
+        )
+    _validate_seeds(study, where)
+    _validate_search(study.search, study.claim, where)
+    options = [study.overrides, *(o for levels in study.factors.values() for o in levels.values())]
+    if any(study.search.key in each for each in options):
+        raise StudyError(
+            f"{where}: {study.search.key} is what the search sets: put the rates in search.values"
+        )
+
+
+def _validate_seeds(study: Study, where: str) -> None:
     if not study.confirm_seeds:
         raise StudyError(f"{where}: confirm_seeds is empty: nothing would be judged")
     for seeds, what in (
@@ -185,72 +205,65 @@ def _validate(study: Study, where: str) -> None:
     ):
         if len(set(seeds)) != len(seeds):
             raise StudyError(f"{where}: {what} repeats a seed: {list(seeds)}")
+        if any(seed < 0 for seed in seeds):
+            raise StudyError(f"{where}: {what} must not be below 0: {list(seeds)}")
     shared = set(study.search.seeds) & set(study.confirm_seeds)
     if shared:
         raise StudyError(
             f"{where}: seeds {sorted(shared)} are used for the search and for confirmation; "
             "confirmation needs fresh seeds"
         )
-    if not study.search.values or any(v <= 0 for v in study.search.values):
+
+
+def _validate_search(search: Search, claim: bool, where: str) -> None:
+    values = search.values
+    if not values or any(v <= 0 for v in values):
         raise StudyError(f"{where}: search.values needs learning rates above 0")
-    if len(study.search.values) > 1 and not study.search.seeds:
+    if len(set(values)) != len(values):
+        raise StudyError(f"{where}: search.values repeats a rate: {list(values)}")
+    if search.extend < 0:
+        raise StudyError(f"{where}: search.extend must not be below 0, got {search.extend}")
+    if len(values) > 1 and not search.seeds:
         raise StudyError(f"{where}: search.values has several rates but search.seeds is empty")
-    if study.claim and 1 < len(study.search.values) < 5:
+    if claim and 1 < len(values) < 5:
         raise StudyError(f"{where}: a claim needs at least five learning rates (or claim: false)")
-    _validate_factors(study, where)
 
 
-def _validate_factors(study: Study, where: str) -> None:
-    for factor, levels in study.factors.items():
-        keys = {key for options in levels.values() for key in options}
-        if any(key.startswith("model.attention") for key in keys):
-            raise StudyError(
-                f"{where}: factor {factor!r} sets the attention; that is what an arm is for"
-            )
+def _factors(raw: Any, where: str) -> dict[str, dict[str, dict[str, Any]]]:
+    factors = {}
+    for factor, levels in text_keys(raw, f"{where}: factors").items():
+        what = f"{where}: factor {factor!r}"
+        levels = text_keys(levels, what)
+        if len(levels) < 2:
+            raise StudyError(f"{what} needs at least two levels, got {list(levels)}")
+        factors[factor] = {
+            level: _options(options or {}, f"{what}, level {level!r}")
+            for level, options in levels.items()
+        }
+    return factors
+
+
+def _options(raw: Any, where: str) -> dict[str, Any]:
+    options = text_keys(raw, where)
+    for key in options:
+        own = next((own for own in _CELL_OWN if key == own or key.startswith(f"{own}.")), None)
+        if own == "model.attention":
+            raise StudyError(f"{where} sets the attention; that is what an arm is for")
+        if own is not None:
+            raise StudyError(f"{where} sets {key}, which the study sets for each cell itself")
+    return options
 
 
 def _arm(arm: str, spec: Any, where: str) -> dict[str, Any]:
     if isinstance(spec, str):
         return {"class_path": spec, "init_args": {}}
-    if not isinstance(spec, dict) or "class_path" not in spec:
+    if not isinstance(spec, dict) or not isinstance(spec.get("class_path"), str):
         raise StudyError(f"{where}: arm {arm!r} must be a class name or class_path and init_args")
-    extra = sorted(spec.keys() - {"class_path", "init_args"})
+    extra = sorted(map(str, spec.keys() - {"class_path", "init_args"}))
     if extra:
         raise StudyError(
             f"{where}: arm {arm!r} sets {', '.join(extra)}. An arm sets the attention and nothing "
             "else: make it a factor, or an override for all arms"
         )
-    return {"class_path": spec["class_path"], "init_args": dict(spec.get("init_args") or {})}
-
-
-def _part(cls: Any, raw: Any, where: str) -> Any:
-    if not isinstance(raw, dict):
-        raise StudyError(f"{where} must be a mapping, got {raw!r}")
-    known = {f.name: f for f in dataclasses.fields(cls)}
-    for key in raw:
-        if key not in known:
-            raise StudyError(f"{where}: unknown key {key!r}. {_near(key, known)}")
-    missing = [
-        name
-        for name, f in known.items()
-        if name not in raw
-        and f.default is dataclasses.MISSING
-        and f.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise StudyError(f"{where}: missing {', '.join(missing)}")
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
-    return cls(**values)
-
-
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
-
-
-def _near(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(str(name), [str(k) for k in known], n=2, cutoff=0.4)
-    return f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(map(str, known))}."
+    options = text_keys(spec.get("init_args") or {}, f"{where}: arm {arm!r}: init_args")
+    return {"class_path": spec["class_path"], "init_args": options}

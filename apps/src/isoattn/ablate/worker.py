@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
+import math
+import multiprocessing
 import os
+import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from isoattn.ablate.cells import RECORD, attempts, write_record
+from isoattn.ablate.cells import attempts, crashes, note, read_record, write_record
 from isoattn.ablate.domain import Scores, study_app
 from isoattn.ablate.records import CellResult
 from isoattn.apps.base.checkpoints import last_good
@@ -41,6 +43,30 @@ def claim(folder: Path) -> Iterator[bool]:
         yield True
 
 
+def held(folder: Path) -> bool:
+    """Whether a living process runs the cell."""
+    with claim(folder) as mine:
+        return not mine
+
+
+def end_with_parent(grace: float = 10.0) -> None:
+    """End this process soon after the study that started it, however that ended.
+
+    The trainer answers SIGTERM by saving between two steps; what does not answer is ended.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(grace)
+        os._exit(CRASHED)
+
+    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
+
+
 def run_cell(folder: Path, app_name: str, controls: tuple[str, ...], options: list[str]) -> None:
     """Run a planned cell to its record; ends the process with BUSY, DONE or CRASHED.
 
@@ -48,17 +74,20 @@ def run_cell(folder: Path, app_name: str, controls: tuple[str, ...], options: li
         folder: the cell's folder, with ``plan.json`` and ``cell.yaml``.
         app_name: the app that trains it.
         controls: arms of which it is not asked whether their attention is used.
-        options: arguments for every run (tracker and its group, tags).
+        options: arguments for this run (tracker and its id, group, tags).
     """
+    # Ctrl-C reaches every process of a terminal; the study decides, and ends its cells itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
     with claim(folder) as mine:
         if not mine:
             sys.exit(BUSY)
-        if (folder / RECORD).is_file():
+        if read_record(folder) is not None:
             sys.exit(DONE)
         with (folder / "log.txt").open("a", buffering=1, encoding="utf-8") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-            _note_attempt(folder)
+            note(folder, "attempts.log", str(os.getpid()))
             try:
                 _train_and_record(folder, app_name, controls, options)
             except BaseException:
@@ -77,15 +106,14 @@ def _train_and_record(
     plan = read_json(folder / "plan.json")
     good = last_good(folder / "checkpoints")
     argv = ["fit", "--config", str(folder / "cell.yaml"), "--run.dir", str(folder), *options]
-    argv += [
-        "--trainer.enable_progress_bar=false",
-        f"--wandb.id={hashlib.sha256(plan['cell'].encode()).hexdigest()[:12]}",
-        f"--wandb.tags={yaml.safe_dump([plan['arm'], plan['stage']], default_flow_style=True)}",
-    ]
+    argv.append("--trainer.enable_progress_bar=false")
     if good is not None:
         argv += ["--ckpt_path", str(good)]
+    _outcome(folder)
     status, built = app.train(argv)
-    outcome = read_json(folder / "result.json") or {}
+    outcome = _outcome(folder)
+    if good is not None:
+        outcome["seconds"] = 0.0  # of the last part only: the time of the whole is not known
     if status == 0:
         scores = app.score(
             built, folder, test=plan["stage"] == "confirm", control=plan["arm"] in controls
@@ -97,6 +125,18 @@ def _train_and_record(
         raise RuntimeError(f"fit ended with status {status}: {outcome.get('error', '')}")
 
 
+def _outcome(folder: Path) -> dict[str, Any]:
+    """The run's ``result.json``; one that cannot be read is removed, the run writes it anew."""
+    try:
+        outcome = read_json(folder / "result.json") or {}
+    except ValueError:
+        outcome = None
+    if not isinstance(outcome, dict):
+        (folder / "result.json").unlink()
+        return {}
+    return outcome
+
+
 def _record(
     plan: dict[str, Any],
     outcome: dict[str, Any],
@@ -104,6 +144,11 @@ def _record(
     status: Literal["done", "diverged"],
     scores: Scores | None,
 ) -> CellResult:
+    metrics = scores.metrics if scores else {}
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    lost = sorted(metrics.keys() - finite.keys())
+    if lost:  # A run can end with finite weights and a metric that is not.
+        outcome = {**outcome, "error": f"not finite: {', '.join(lost)}"}
     return CellResult(
         cell=plan["cell"],
         arm=plan["arm"],
@@ -111,8 +156,8 @@ def _record(
         learning_rate=plan["learning_rate"],
         seed=plan["seed"],
         stage=plan["stage"],
-        status=status,
-        metrics=scores.metrics if scores else {},
+        status="diverged" if lost else status,
+        metrics=finite,
         replaced_by=scores.replaced_by if scores else None,
         curve=learning_curve(folder),
         batch_hashes=outcome.get("batch_hashes", []),
@@ -127,7 +172,7 @@ def _record(
     )
 
 
-def failed_record(folder: Path, reason: str) -> CellResult:
+def failed_record(folder: Path) -> CellResult:
     """The record of a cell that crashed on every attempt."""
     plan = read_json(folder / "plan.json")
     log = folder / "log.txt"
@@ -137,31 +182,24 @@ def failed_record(folder: Path, reason: str) -> CellResult:
         **{k: plan[k] for k in ("cell", "arm", "levels", "learning_rate", "seed", "stage")},
         status="failed",
         attempts=attempts(folder),
-        error=f"{reason}: {last}"[:500],
+        error=f"{crashes(folder)[-1]}: {last}"[:500],
         folder=folder,
     )
 
 
 def learning_curve(folder: Path) -> list[dict[str, float]]:
-    """One row an epoch from ``metrics.csv``, epochs merged."""
+    """One row an epoch from ``metrics.csv``, epochs merged; what is not finite is left out."""
     file = folder / "metrics.csv"
     if not file.is_file():
         return []
     epochs: dict[int, dict[str, float]] = {}
     for row in read_metrics(file):
         values = {
-            k: float(v) for k, v in row.items() if k not in ("step", "epoch", "train/loss_step")
+            k: float(v)
+            for k, v in row.items()
+            if k not in ("step", "epoch", "train/loss_step") and not k.startswith("lr")
         }
-        if values and "epoch" in row:
-            epochs.setdefault(int(float(row["epoch"])), {}).update(values)
-    return [
-        {"epoch": float(epoch), **{k: v for k, v in values.items() if not k.startswith("lr")}}
-        for epoch, values in sorted(epochs.items())
-    ]
-
-
-def _note_attempt(folder: Path) -> None:
-    with (folder / "attempts.log").open("a", encoding="utf-8") as file:
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        os.fsync(file.fileno())
+        if "epoch" in row and values:
+            finite = {k: v for k, v in values.items() if math.isfinite(v)}
+            epochs.setdefault(int(float(row["epoch"])), {}).update(finite)
+    return [{"epoch": float(epoch), **values} for epoch, values in sorted(epochs.items())]

@@ -27,7 +27,8 @@ Add --help to any of them. Attentions: {attentions}.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status.
 
-    0 done, 1 failed, 2 bad command line or input, 3 a non-finite value, 143 asked to end.
+    0 done, 1 failed, 2 bad command line or input, 3 a non-finite value, 130 interrupted,
+    143 asked to end.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -35,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         sys.stderr.write(f"isoattn: {error}\n")
         return error.code
+    except KeyboardInterrupt:
+        sys.stderr.write("isoattn: interrupted\n")
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE

@@ -4,35 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from isoattn.ablate.records import CellResult
 from isoattn.ablate.study import Study
+from isoattn.apps.base import files
 
 
 def write_atomic(path: Path, text: str) -> Path:
     """Write UTF-8 text beside ``path`` and rename it into place; returns ``path``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        # mkstemp makes a file for the owner only; a report is for everybody the umask allows.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
+    files.write_atomic(path, text)
     return path
 
 

@@ -1,0 +1,87 @@
+"""What ``isoattn ablate`` prints: the plan, the final table, where the report is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from isoattn.ablate.plan import Difference, Plan, difference_text
+from isoattn.ablate.records import StudyResults
+from isoattn.ablate.selection import ArmLevel
+from isoattn.ablate.study import Study, level_name
+
+
+def say(text: str = "") -> None:
+    """A line on standard output; never wrapped, nothing in it is markup."""
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_plan(plan: Plan, differences: list[Difference], folder: Path) -> None:
+    """The arms with their cells, and what they change."""
+    study = plan.study
+    Console().print(Text(study.title, style="bold"))
+    Console().print(Text(study.question + "\n"))
+    search, confirm = plan.count()
+    table = Table(
+        title=Text(f"{study.name}, preset {study.preset}, hash {study.hash}"), title_justify="left"
+    )
+    for column in ("arm", *study.factors, "search", "confirm", "parameters"):
+        table.add_column(Text(column))
+    rates = len(study.search.values) if search else 0
+    parameters = {(d.arm, d.level): d.parameters[1] for d in differences}
+    base = {d.level: d.parameters[0] for d in differences}
+    for arm, levels, _ in plan.cases:
+        count = parameters.get((arm, level_name(levels)), base[level_name(levels)])
+        cells = [
+            arm + (" (baseline)" if arm == study.baseline else ""),
+            *levels.values(),
+            f"{rates} rates x {len(study.search.seeds)} seeds" if rates else "-",
+            f"{len(study.confirm_seeds)} seeds",
+            f"{count:,}",
+        ]
+        table.add_row(*map(Text, cells))
+    Console().print(table)
+    say(difference_text(study, differences))
+    say(f"\n{search} search cells, {confirm} confirmation cells -> {folder}")
+
+
+def print_estimate(plan: Plan, seconds: Mapping[ArmLevel, float], source: str) -> None:
+    """Core time of the whole study, from the seconds a run of each arm takes."""
+    search, confirm = plan.count()
+    each = (search + confirm) / len(plan.cases)
+    total = sum(seconds.values()) * each
+    if total >= 3600:
+        amount = f"{total / 3600:.1f} core hours"
+    else:
+        amount = f"{max(1, round(total / 60))} core minutes"
+    quick, slow = min(seconds.values()), max(seconds.values())
+    span = f"{quick:.0f} s" if round(quick) == round(slow) else f"{quick:.0f} to {slow:.0f} s"
+    say(f"about {amount} in all ({span} a cell, {source}), grid extensions not counted")
+
+
+def print_results(study: Study, results: StudyResults, paths: Any) -> None:
+    """The final table, the sentence, the files."""
+    from isoattn.ablate.summary import final_table, summarise
+
+    summary = summarise(study, results)
+    console = Console()
+    rows = final_table(summary)
+    if rows:
+        # Narrow terminals: what is nearly always the same for all rows is left to the report.
+        hidden = {"SD", "pairs"} | (set() if study.factors else {"levels"})
+        if console.width < 110:
+            hidden |= {"p Holm", "95 % interval"}
+        table = Table(title=Text(study.title), title_justify="left")
+        for column in rows[0]:
+            if column not in hidden:
+                table.add_column(Text(column))
+        for row in rows:
+            table.add_row(*(Text(str(v)) for column, v in row.items() if column not in hidden))
+        console.print(table)
+    console.print(Text(f"\n{summary['verdict']}"))
+    say(f"\nreport: {paths.html}\n        {paths.markdown}")
