@@ -46,6 +46,8 @@ _QUIET = (
     r".*Checkpoint directory .* exists and is not empty.*",
     r".*callbacks used to create the checkpoint need to be provided.*",
     r".*isinstance\(treespec, LeafSpec\).*",
+    r"\s*By default only one JsonargparseDeprecationWarning",  # its note on those of Lightning
+    r"\s*``instantiate_classes`` was deprecated",
 )
 
 
@@ -189,7 +191,7 @@ class AppCLI(LightningCLI):
         text = self.parser.dump(
             self.config,
             skip_link_targets=True,
-            skip_none=False,
+            skip_unset=False,
             skip_validation=True,
             format="json",
         )
