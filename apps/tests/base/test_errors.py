@@ -143,42 +143,19 @@ def test_mistakes_leave_no_run_behind(fit):
 # --- fuzz ---------------------------------------------------------------------------------------
 
 KEYS = [
-    "model",
-    "model.attention",
-    "model.attention.eps",
-    "model.network",
-    "model.network.depth",
-    "model.optim",
-    "model.optim.lr",
-    "model.optim.betas",
-    "model.loss.name",
-    "data",
-    "data.batch_size",
-    "data.shift",
-    "trainer",
-    "trainer.max_epochs",
-    "trainer.precision",
-    "trainer.callbacks",
-    "trainer.logger",
-    "trainer.devices",
-    "seed_everything",
-    "run.name",
-    "run",
-    "tracker",
-    "wandb.tags",
-    "checkpoint.mode",
-    "ckpt_path",
-    "init_from",
-    "nothing",
-    "model.attention.init_args",
-    "model.attention.class_path",
-    "data.init_args.seed",
+    *("model", "model.attention", "model.attention.eps", "model.attention.class_path"),
+    *("model.attention.init_args", "model.network", "model.network.depth", "model.optim"),
+    *("model.optim.lr", "model.optim.betas", "model.loss.name", "data", "data.batch_size"),
+    *("data.shift", "data.init_args.seed", "trainer", "trainer.max_epochs", "trainer.precision"),
+    *("trainer.callbacks", "trainer.logger", "trainer.devices", "seed_everything", "run.name"),
+    *("run", "tracker", "wandb.tags", "checkpoint.mode", "ckpt_path", "init_from", "nothing"),
 ]
 VALUES = [
-    *("", "x", "-1", "[", "{", "{}", "[]", "[1, 2", "{a: b}", "null", "true", "é☃", "\t", ":", "&x"),
-    *("*x", "!!python/name:os.system", "1e400", "../..", "a" * 300, "None", "%", "\\", "class_path"),
-    *('{"class_path": 5}', '{"class_path": "Softmax", "init_args": [1]}', '{"init_args": {"a": 1}}'),
-]  # fmt: skip
+    *("", "x", "-1", "[", "{", "{}", "[]", "[1, 2", "{a: b}", "null", "true", "é☃", "\t", ":"),
+    *("&x", "*x", "!!python/name:os.system", "1e400", "../..", "a" * 300, "None", "%", "\\"),
+    *("class_path", '{"class_path": 5}', '{"class_path": "Softmax", "init_args": [1]}'),
+    '{"init_args": {"a": 1}}',
+]
 
 
 def _harmless(outcome):

@@ -75,6 +75,11 @@ def build_factory(
     if isinstance(spec, str):
         return find(spec, base, what)
     if isinstance(spec, Mapping):
+        if "class_path" not in spec or not spec.keys() <= {"class_path", "init_args"}:
+            raise ValueError(
+                f'The {what} is written {{"class_path": ..., "init_args": {{...}}}}, '
+                f"got the keys {sorted(map(str, spec))}."
+            )
         cls = find(str(spec["class_path"]), base, what)
         options = dict(spec.get("init_args") or {})
         allowed = list(inspect.signature(cls).parameters)[positional:]
@@ -102,6 +107,8 @@ def describe_factory(factory: Callable[..., Any], base: type, what: str) -> Spec
     while isinstance(target, functools.partial):
         options = {**target.keywords, **options}
         classes = [a for a in target.args if isinstance(a, type) and issubclass(a, base)]
+        if target.args and not classes:
+            break  # positional values: the description has no place for them
         target = classes[-1] if classes else target.func
     if not (isinstance(target, type) and issubclass(target, base)):
         raise ValueError(

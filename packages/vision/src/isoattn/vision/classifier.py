@@ -7,7 +7,7 @@ Everything needed to rebuild it is plain data in its hyper-parameters, so a chec
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import lightning.pytorch as L
@@ -255,9 +255,9 @@ class ImageClassifier(L.LightningModule):
 
 
 def _options(cls: Any, value: Any) -> Any:
-    """A dataclass from itself, a mapping (a checkpoint) or a jsonargparse namespace."""
+    """A new dataclass from one, a mapping (a checkpoint) or a jsonargparse namespace."""
     if isinstance(value, cls):
-        return value
+        return replace(value)
     data = value if isinstance(value, dict) else vars(value)
     known = {f.name for f in fields(cls)}
     return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known})
