@@ -32,6 +32,15 @@ def einsum_elu1(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bhnd,bhde,bhn->bhne", q, state, inverse)
 
 
+def loftr_elu1(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The form of LoFTR and kornia: token-major, values divided by their number meanwhile."""
+    q, k, v = (x.transpose(1, 2) for x in (F.elu(q) + 1, F.elu(k) + 1, v / v.shape[2]))
+    state = torch.einsum("nshd,nshv->nhdv", k, v)
+    inverse = 1 / (torch.einsum("nlhd,nhd->nlh", q, k.sum(1)) + 1e-6)
+    out = torch.einsum("nlhd,nhdv,nlh->nlhv", q, state, inverse) * v.shape[1]
+    return out.transpose(1, 2)
+
+
 def normalised_xca(q: Tensor, k: Tensor, v: Tensor, temperature: Tensor) -> Tensor:
     """Cross-covariance attention with both inputs normalised first, as in timm."""
     q, k, v = (x.transpose(-2, -1) for x in (q, k, v))
@@ -41,7 +50,7 @@ def normalised_xca(q: Tensor, k: Tensor, v: Tensor, temperature: Tensor) -> Tens
 
 
 def kornia_linear() -> Method | None:
-    """kornia's LinearAttention, which is token-major, or None where kornia is not installed."""
+    """The LinearAttention of kornia (token-major), or None where kornia is not installed."""
     if importlib.util.find_spec("kornia") is None:
         return None
     from kornia.feature.loftr.loftr_module.linear_attention import LinearAttention
@@ -55,7 +64,11 @@ def groups(heads: int, dim: int, compiled: bool) -> dict[str, dict[str, Method]]
     temperature = torch.ones(heads, 1, 1, requires_grad=True)
     linear, cross, softmax = (c(heads, dim) for c in (Linear, CrossCovariance, Softmax))
     found: dict[str, dict[str, Method]] = {
-        "linear": {"einsum elu+1": einsum_elu1, "isoattn Linear": linear},
+        "linear": {
+            "einsum elu+1": einsum_elu1,
+            "einsum elu+1, as LoFTR": loftr_elu1,
+            "isoattn Linear": linear,
+        },
         "cross-covariance": {
             "normalise first": lambda q, k, v: normalised_xca(q, k, v, temperature),
             "isoattn CrossCovariance": cross,

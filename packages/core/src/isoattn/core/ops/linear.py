@@ -203,7 +203,7 @@ class _Blocked(torch.autograd.Function):
                 z += phi.sum(1, keepdim=True)
             for n in token_blocks(q):
                 phi = _query_block(q, heads // groups, shift, feature, b, n, accumulate)
-                inverse = _guarded_inverse(phi @ z.transpose(1, 2) + eps)
+                inverse = _invert(phi @ z.transpose(1, 2), eps)
                 write(out, b, n, (phi @ s).mul_(inverse))
         ctx.save_for_backward(q, k, v, shift, key_mask, state, total)
         ctx.options = (feature, eps)
@@ -223,7 +223,7 @@ class _Blocked(torch.autograd.Function):
                 ds, dz = torch.zeros_like(s), torch.zeros_like(z.transpose(1, 2))
                 for n in token_blocks(q):
                     phi = _query_block(q, repeats, shift, feature, b, n, s.dtype)
-                    inverse = _guarded_inverse(phi @ z.transpose(1, 2) + eps)
+                    inverse = _invert(phi @ z.transpose(1, 2), eps)
                     dtop = _shared(block(grad, b, n, s.dtype), repeats) * inverse
                     dphi = dtop @ s.transpose(1, 2)
                     # dtop.top = dphi.phi, so the output itself is not needed
@@ -238,6 +238,13 @@ class _Blocked(torch.autograd.Function):
                     dphi = torch.baddbmm(dz.transpose(1, 2), value, ds.transpose(1, 2))
                     write(dk, b, n, dphi.mul_(feature.slope(phi)))
         return dq, dk, dv, None, None, None, None
+
+
+def _invert(x: Tensor, eps: float) -> Tensor:
+    """As :func:`_guarded_inverse` of x + eps, in place, for use outside autograd."""
+    x = x.add_(eps) if eps else x
+    empty = x <= 0
+    return x.reciprocal_().masked_fill_(empty, 0.0)
 
 
 def _key_block(

@@ -109,6 +109,25 @@ def empty_rows(factory: AttentionFactory, sizes: Sizes) -> None:
 
 
 @law()
+def visible_nan(factory: AttentionFactory, sizes: Sizes) -> None:
+    """A NaN that is not masked shows in the output: a guard against 0 / 0 must not swallow it."""
+    sizes = Sizes(sizes.heads, sizes.head_dim, min(sizes.tokens, 128), 1)
+    module = build(factory, sizes)
+    for causal in forms(module):
+        inputs = leaves(*Draw().qkv(sizes))
+        out = module(*inputs, causal=causal).square().sum()
+        used = [grad.any() for grad in torch.autograd.grad(out, inputs)]
+        if not any(used):
+            raise NotApplicableError("the output depends on nothing")
+        for part, name in enumerate("qkv"):
+            if used[part]:
+                dirty = [x.detach().clone() for x in inputs]
+                dirty[part][:, :, 0, 0] = float("nan")
+                shown = module(*dirty, causal=causal).isnan().flatten(2).any(2)
+                assert shown.all(), f"causal={causal}: a NaN in {name} leaves the output finite"
+
+
+@law()
 def batch_leak(factory: AttentionFactory, sizes: Sizes) -> None:
     """A sample does not depend on the others of its batch (1e-12 in float64)."""
     sizes = Sizes(sizes.heads, sizes.head_dim, min(sizes.tokens, 256), 1)
