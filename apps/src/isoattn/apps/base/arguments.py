@@ -160,11 +160,10 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 def _for_subcommand(stored: dict[str, Any], resume: bool) -> dict[str, Any]:
     """The stored config without what belongs to the run that wrote it."""
-    drop = {"run", "tracker", "wandb", "ckpt_path", "init_from", "weights_only", "output"}
-    kept = {k: v for k, v in stored.items() if k not in drop}
+    drop = {"run", "ckpt_path", "init_from", "weights_only", "output"}
     if not resume:
-        kept.pop("seed_everything", None)
-    return kept
+        drop |= {"tracker", "wandb", "seed_everything"}
+    return {k: v for k, v in stored.items() if k not in drop}
 
 
 def _imports(argv: list[str]) -> list[str]:

@@ -325,7 +325,7 @@ class AppCLI(LightningCLI):
             from isoattn.core.training.checkpoint import read_checkpoint
 
             step = int(read_checkpoint(self.arguments.checkpoint)["global_step"])
-            self.metrics_log.keep_until(step)
+            self.metrics_log.keep_before(step)
 
     def initialise(self) -> None:
         """Take ``--init_from`` weights; an app says how."""

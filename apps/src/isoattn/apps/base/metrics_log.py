@@ -75,11 +75,11 @@ class MetricsLog(Logger):
             os.fsync(self._stream.fileno())
             self._synced = time.monotonic()
 
-    def keep_until(self, step: int) -> None:
-        """Drop rows of steps after ``step``: those the run is about to make again."""
+    def keep_before(self, step: int) -> None:
+        """Drop the rows of ``step`` (steps count from 0) and after it: they are made again."""
         if self.file.is_file():
             rows = read_metrics(self.file)
-            self._rewrite([row for row in rows if int(float(row.get("step") or 0)) <= step])
+            self._rewrite([row for row in rows if int(float(row.get("step") or 0)) < step])
 
     @rank_zero_only
     def save(self) -> None:

@@ -133,11 +133,23 @@ class ImageClassifier(L.LightningModule):
         self.test_outputs: list[dict[str, Tensor]] = []
         self.train_sums = torch.zeros(3, dtype=torch.float64)  # loss, correct, items of the epoch
         self.mix_generator = torch.Generator()
+        self._data_position: list[dict[str, Any]] = []  # of the training loaders, from a checkpoint
 
     def forward(self, image: Tensor) -> Tensor:
         """Image (B, C, H, W) -> logits (B, classes)."""
         logits: Tensor = self.network(image)
         return logits
+
+    def on_train_start(self) -> None:
+        """Take the training data up where the checkpoint stood.
+
+        Lightning would; but ``configure_optimizers`` asks for the number of steps, for which the
+        loader is made before the checkpoint's position in it is read.
+        """
+        position, self._data_position = self._data_position, []
+        loader = self.trainer.train_dataloader
+        if position and self.trainer.ckpt_path and hasattr(loader, "load_state_dict"):
+            loader.load_state_dict(position[0])
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """One step; the loss is logged per step, its mean over the epoch at the epoch's end."""
@@ -220,7 +232,9 @@ class ImageClassifier(L.LightningModule):
         checkpoint["mix_generator"] = self.mix_generator.get_state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the running sums up again."""
+        """Take the running sums up again, and note how far the training data had been read."""
+        loop = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
+        self._data_position = list(loop.get("combined_loader", []))
         if "train_sums" in checkpoint:
             self.train_sums = checkpoint["train_sums"].clone()
         if "mix_generator" in checkpoint:
