@@ -8,6 +8,16 @@ from isoattn.core import CrossCovariance, Linear, Softmax
 pytestmark = pytest.mark.slow
 
 
+def test_autocast_is_left_inside_compiled_code():
+    module = Linear(2, 8)
+    torch._dynamo.reset()
+    program = torch.compile(module, fullgraph=True, backend="aot_eager")
+    q, k, v = (torch.randn(1, 2, 30, 8) for _ in range(3))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = program(q, k, v)
+    torch.testing.assert_close(got, module(q, k, v))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("cls", [Linear, CrossCovariance, Softmax])
 def test_generated_code_equals_eager(cls, causal):

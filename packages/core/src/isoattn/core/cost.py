@@ -41,13 +41,19 @@ class Shape:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call costs.
+    """What one call costs, with as many key heads as query heads and no key mask.
+
+    The conformance suite holds FLOPs against torch's counter and saved bytes against autograd's
+    hooks, exactly.
 
     Args:
-        forward_flops: of the forward pass.
-        backward_flops: of the backward pass alone.
-        min_bytes: inputs read once and the output written once.
-        saved_bytes: kept between forward and backward by the plain autograd path.
+        forward_flops: of the forward pass, softmax on its unfused path.
+        backward_flops: of the backward pass alone, what it computes again included.
+        min_bytes: what the mechanism needs of its inputs read once, the output written once.
+        saved_bytes: kept between forward and backward by the eager path of the class when q, k and
+            v all need gradients: every tensor that passes
+            ``torch.autograd.graph.saved_tensors_hooks``, inputs included, each memory once,
+            parameters excluded.
         state_bytes: of the recurrent state after one token, 0 where there is none.
     """
 

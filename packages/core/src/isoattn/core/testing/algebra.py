@@ -31,9 +31,10 @@ def oracle(factory: AttentionFactory, sizes: Sizes) -> None:
 
     Lengths 1, 2, 7, 63, 64, 65, 131 and the given one up to 200.
     """
+    sizes = sizes.at_most(200)
     module = build(factory, sizes)
     _require_reference(module)
-    for tokens in sorted({*LENGTHS, min(sizes.tokens, 200)}):
+    for tokens in sorted({*LENGTHS, sizes.tokens}):
         draw = Draw(tokens)
         inputs = draw.qkv(replace(sizes, tokens=tokens))
         masks: list[Tensor | None] = [None]
@@ -47,7 +48,7 @@ def oracle(factory: AttentionFactory, sizes: Sizes) -> None:
 @law()
 def cross(factory: AttentionFactory, sizes: Sizes) -> None:
     """More or fewer keys than queries equal the float64 oracle."""
-    sizes = replace(sizes, tokens=min(sizes.tokens, 100))
+    sizes = sizes.at_most(100)
     module = build(factory, sizes)
     if not module.capability.cross:
         raise NotApplicableError(f"no cross form: {module.unsupported.get('cross')}")
@@ -61,7 +62,7 @@ def cross(factory: AttentionFactory, sizes: Sizes) -> None:
 @law()
 def value_width(factory: AttentionFactory, sizes: Sizes) -> None:
     """Values may be wider or narrower than keys; channel mixing says that they may not."""
-    sizes = replace(sizes, tokens=min(sizes.tokens, 100))
+    sizes = sizes.at_most(100)
     module = build(factory, sizes)
     q, k, v = Draw().qkv(sizes)
     for wide in (v[..., :1], torch.cat([v, 2.0 * v], -1)):
@@ -110,7 +111,7 @@ def _like_reference(
 @law()
 def grouped_heads(factory: AttentionFactory, sizes: Sizes) -> None:
     """A key head may serve several query heads, as if it were repeated."""
-    sizes = replace(sizes, tokens=min(sizes.tokens, 100))
+    sizes = sizes.at_most(100)
     module = build(factory, sizes)
     divisors = {1, *(g for g in range(2, sizes.heads) if sizes.heads % g == 0)} - {sizes.heads}
     if not divisors:
@@ -136,7 +137,7 @@ def grouped_heads(factory: AttentionFactory, sizes: Sizes) -> None:
 @law()
 def permutation(factory: AttentionFactory, sizes: Sizes) -> None:
     """Permuted tokens give permuted outputs; the order of keys alone does not matter."""
-    sizes = replace(sizes, tokens=min(sizes.tokens, 200))
+    sizes = sizes.at_most(200)
     module = build(factory, sizes)
     if not module.capability.bidirectional:
         raise NotApplicableError("a causal attention depends on the order")
@@ -153,7 +154,7 @@ def permutation(factory: AttentionFactory, sizes: Sizes) -> None:
 @law()
 def linear_in_values(factory: AttentionFactory, sizes: Sizes) -> None:
     """The output is linear in v and equals the declared matrix times v."""
-    sizes = replace(sizes, tokens=min(sizes.tokens, 100))
+    sizes = sizes.at_most(100)
     module = build(factory, sizes)
     q, k, v = Draw(0).qkv(sizes)
     other = Draw(1).qkv(sizes)[2]
@@ -172,7 +173,7 @@ def linear_in_values(factory: AttentionFactory, sizes: Sizes) -> None:
 @law()
 def row_sums(factory: AttentionFactory, sizes: Sizes) -> None:
     """Rows of the matrix sum to 1 or are 0 throughout; hidden tokens have weight exactly 0."""
-    sizes = replace(sizes, tokens=min(sizes.tokens, 100))
+    sizes = sizes.at_most(100)
     module = build(factory, sizes)
     draw = Draw()
     q, k, _ = draw.qkv(sizes)

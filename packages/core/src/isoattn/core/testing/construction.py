@@ -34,6 +34,7 @@ def signature(factory: AttentionFactory, sizes: Sizes) -> None:
 @law()
 def refusals(factory: AttentionFactory, sizes: Sizes) -> None:
     """Every form outside the capability raises UnsupportedAttention with the declared reason."""
+    sizes = sizes.at_most(64)
     module, draw = build(factory, sizes), Draw()
     capability, name = module.capability, type(module).__name__
     q, k, v = draw.qkv(sizes)
@@ -60,6 +61,7 @@ def refusals(factory: AttentionFactory, sizes: Sizes) -> None:
 @law()
 def bad_input(factory: AttentionFactory, sizes: Sizes) -> None:
     """Shapes and dtypes that do not fit raise ValueError naming them."""
+    sizes = sizes.at_most(64)
     module, draw = build(factory, sizes), Draw()
     q, k, v = draw.qkv(sizes)
     causal = forms(module)[0]
@@ -87,6 +89,7 @@ def bad_input(factory: AttentionFactory, sizes: Sizes) -> None:
 @law()
 def swap(factory: AttentionFactory, sizes: Sizes) -> None:
     """Building and running leave torch's global generator, and so all other weights, alone."""
+    sizes = sizes.at_most(64)
     torch.manual_seed(12)
     want = torch.nn.Linear(3, 3).weight
     torch.manual_seed(12)
@@ -100,6 +103,7 @@ def swap(factory: AttentionFactory, sizes: Sizes) -> None:
 @law()
 def state_dict(factory: AttentionFactory, sizes: Sizes) -> None:
     """Two evaluation runs agree, and a loaded copy is the original; loading is final."""
+    sizes = sizes.at_most(64)
     module = build(factory, sizes)
     inputs, causal = Draw().qkv(sizes), forms(module)[0]
     want = module(*inputs, causal=causal)

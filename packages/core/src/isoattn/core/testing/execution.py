@@ -16,7 +16,7 @@ from isoattn.core.testing.suite import Draw, Sizes, assert_close, build, forms, 
 @law()
 def inputs_unmodified(factory: AttentionFactory, sizes: Sizes) -> None:
     """Forward and backward leave the caller's tensors alone, and the output is not one of them."""
-    sizes = replace(sizes, tokens=min(sizes.tokens, 256))
+    sizes = sizes.at_most(256)
     module = build(factory, sizes)
     draw = Draw()
     for masked in (False, True) if module.capability.key_mask else (False,):
@@ -36,7 +36,7 @@ def inputs_unmodified(factory: AttentionFactory, sizes: Sizes) -> None:
 @law()
 def layouts(factory: AttentionFactory, sizes: Sizes) -> None:
     """Views of one fused projection, token-major and expanded tensors give the same result."""
-    sizes = replace(sizes, tokens=min(sizes.tokens, 128))
+    sizes = sizes.at_most(128)
     module = build(factory, sizes)
     fused = Draw().normal(sizes.batch, sizes.tokens, 3, sizes.heads, sizes.head_dim)
     q, k, v = fused.permute(2, 0, 3, 1, 4).unbind(0)
@@ -88,7 +88,7 @@ def compiled(factory: AttentionFactory, sizes: Sizes) -> None:
 @law()
 def cost(factory: AttentionFactory, sizes: Sizes) -> None:
     """FLOPs, forward and backward, equal torch's counter; saved bytes equal autograd's hooks."""
-    sizes = replace(sizes, tokens=min(sizes.tokens, 200))
+    sizes = sizes.at_most(200)
     module = build(factory, sizes, torch.float32)
     keys = [sizes.tokens, sizes.tokens + 3] if module.capability.cross else [sizes.tokens]
     for dtype in (torch.float32, torch.float16):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,10 +28,10 @@ FILLERS = (float("nan"), 1e30, -3.0)
 def key_mask(factory: AttentionFactory, sizes: Sizes) -> None:
     """Masked keys have no influence whatever they hold: outputs within 1e-6, their gradients 0.
 
-    float32, at most 128 tokens; two samples of different length, and one alone; pads on either
+    float32, at most 64 tokens; two samples of different length, and one alone; pads on either
     side that hold NaN, 1e30 or ordinary numbers.
     """
-    sizes = Sizes(sizes.heads, sizes.head_dim, min(sizes.tokens, 128), 1)
+    sizes = sizes.at_most(64, batch=1)
     module = build(factory, sizes, torch.float32)
     if not module.capability.key_mask:
         raise NotApplicableError(f"no key mask: {module.unsupported.get('key_mask')}")
@@ -85,7 +86,7 @@ def _padded_like_alone(
 @law()
 def empty_rows(factory: AttentionFactory, sizes: Sizes) -> None:
     """A query without any key gives exactly 0 with zero gradients, even where keys hold NaN."""
-    sizes = Sizes(sizes.heads, sizes.head_dim, min(sizes.tokens, 128), 2)
+    sizes = replace(sizes.at_most(128), batch=2)
     module = build(factory, sizes, torch.float32)
     if module.capability.cross and module.capability.bidirectional:
         q, k, v = leaves(*Draw().qkv(sizes, keys=0, dtype=torch.float32))
@@ -111,7 +112,7 @@ def empty_rows(factory: AttentionFactory, sizes: Sizes) -> None:
 @law()
 def visible_nan(factory: AttentionFactory, sizes: Sizes) -> None:
     """A NaN that is not masked shows in the output: a guard against 0 / 0 must not swallow it."""
-    sizes = Sizes(sizes.heads, sizes.head_dim, min(sizes.tokens, 128), 1)
+    sizes = sizes.at_most(128, batch=1)
     module = build(factory, sizes)
     for causal in forms(module):
         inputs = leaves(*Draw().qkv(sizes))
@@ -130,7 +131,7 @@ def visible_nan(factory: AttentionFactory, sizes: Sizes) -> None:
 @law()
 def batch_leak(factory: AttentionFactory, sizes: Sizes) -> None:
     """A sample does not depend on the others of its batch (1e-12 in float64)."""
-    sizes = Sizes(sizes.heads, sizes.head_dim, min(sizes.tokens, 256), 1)
+    sizes = sizes.at_most(256, batch=1)
     module = build(factory, sizes)
     x, y = Draw(0).qkv(sizes), Draw(1).qkv(sizes)
     both = [torch.cat([a, 20.0 * b]) for a, b in zip(x, y, strict=True)]

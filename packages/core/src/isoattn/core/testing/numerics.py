@@ -28,7 +28,7 @@ ROWS = 32
 @law()
 def dtypes(factory: AttentionFactory, sizes: Sizes) -> None:
     """float32, bfloat16 and float16 are right to 1e-5, 1.6e-2 and 1e-3, up to 512 tokens."""
-    sizes = replace(sizes, tokens=min(sizes.tokens, 512), batch=1)
+    sizes = sizes.at_most(512, batch=1)
     module = build(factory, sizes, torch.float32)
     _require_reference(module)
     for dtype in BOUNDS:
@@ -110,7 +110,7 @@ def _reference_rows(
 @law()
 def autocast(factory: AttentionFactory, sizes: Sizes) -> None:
     """Autocast changes nothing: the dtype of the inputs decides, and v's is that of the output."""
-    sizes = replace(sizes, tokens=min(sizes.tokens, 128))
+    sizes = sizes.at_most(128)
     module = build(factory, sizes, torch.float32)
     for causal in forms(module):
         plain, cast = (leaves(*Draw().qkv(sizes, dtype=torch.float32)) for _ in range(2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints
 
@@ -39,6 +39,10 @@ class Sizes:
     def __post_init__(self) -> None:
         if min(self.heads, self.head_dim, self.tokens, self.batch) < 1:
             raise ValueError(f"All sizes must be at least 1, got {self}")
+
+    def at_most(self, tokens: int, batch: int = 2) -> Sizes:
+        """The same with a bounded number of tokens and samples."""
+        return replace(self, tokens=min(self.tokens, tokens), batch=min(self.batch, batch))
 
 
 class LawFunction(Protocol):
