@@ -29,6 +29,7 @@ ARGUMENTS = (
     "--data.batch_size=16",
     "--tracker=none",
 )
+slow = pytest.mark.slow
 VARYING = ("seconds", "environment")
 
 
@@ -117,7 +118,7 @@ def test_another_seed_is_another_run(straight, command):
         _compare(straight, Path("runs/vision/b"))
 
 
-@pytest.mark.parametrize("epoch", [1, 2])
+@pytest.mark.parametrize("epoch", [1, pytest.param(2, marks=slow)])
 def test_stopped_at_an_epoch_end(straight, command, monkeypatch, epoch):
     with monkeypatch.context() as patch:
         _stop_at(patch, "on_train_epoch_start", lambda t: t.current_epoch == epoch)
@@ -130,7 +131,7 @@ def test_stopped_at_an_epoch_end(straight, command, monkeypatch, epoch):
     _compare(straight, run)
 
 
-@pytest.mark.parametrize("every, step", [(1, 9), (4, 10), (5, 17)])
+@pytest.mark.parametrize("every, step", [(1, 9), (4, 10), pytest.param(5, 17, marks=slow)])
 def test_stopped_inside_an_epoch(straight, command, monkeypatch, every, step):
     with monkeypatch.context() as patch:
         _stop_at(patch, "on_train_batch_start", lambda t: t.global_step == step)
@@ -216,8 +217,49 @@ def test_killed_inside_an_epoch(straight, command, start_process, tmp_path):
     _compare(straight, run)
 
 
-@pytest.mark.parametrize("rows", [3, pytest.param(11, marks=pytest.mark.slow)])
-def test_asked_to_end(straight, command, start_process, tmp_path, rows):
+SIGNALS = {
+    "between steps": ("on_train_batch_start", lambda t: t.global_step == 8),
+    "at the last step": ("on_train_batch_start", lambda t: t.global_step == 11),
+    "in validation": ("on_validation_batch_start", lambda t: t.global_step == 12),
+    "at the end of validation": ("on_validation_epoch_end", lambda t: t.global_step == 12),
+    "at the end of an epoch": ("on_train_epoch_end", lambda t: t.current_epoch == 1),
+    "at the start of an epoch": ("on_train_epoch_start", lambda t: t.current_epoch == 2),
+}
+
+
+@pytest.mark.parametrize("moment", SIGNALS)
+def test_asked_to_end(straight, command, monkeypatch, moment):
+    """SIGTERM, wherever the run stands: status 143, saved, and the resumed run is the straight."""
+    from isoattn.vision.classifier import ImageClassifier
+
+    hook, when = SIGNALS[moment]
+    original = getattr(ImageClassifier, hook, lambda self, *args: None)
+    sent = []
+
+    def ask(self, *args):
+        if when(self.trainer) and not sent:
+            sent.append(True)
+            assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, *args)
+
+    run = Path("runs/vision/b")
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageClassifier, hook, ask)
+        result = command("fit", *ARGUMENTS, "--run.name=b")
+    assert sent and result.code == 143, result
+    assert "last.ckpt" in result.err and "Traceback" not in result.err
+    assert json.loads((run / "result.json").read_text())["status"] == "interrupted"
+    step = read_checkpoint(run / "checkpoints" / "last.ckpt")["global_step"]
+    assert step >= {"between steps": 8}.get(moment, 12)
+    result = command("fit", f"--ckpt_path={run}/checkpoints/last.ckpt")
+    assert result.code == 0, result.err
+    _compare(straight, run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [3, 11])
+def test_process_asked_to_end(straight, command, start_process, tmp_path, rows):
     run = tmp_path / "runs" / "vision" / "b"
     process = start_process("vision", "fit", *ARGUMENTS, "--run.name=b", cwd=tmp_path)
     _wait_for(lambda: _rows(run) >= rows, process)

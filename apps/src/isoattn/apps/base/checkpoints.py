@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as L
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -179,6 +181,61 @@ class RunCheckpoints(Checkpoint):
             link.write_bytes(self.last.read_bytes())
         link.replace(self.best)
         link.unlink(missing_ok=True)
+
+
+class EndWhereItCanBeSaved(Callback):
+    """Holds SIGTERM back until the run stands where a checkpoint can be taken up exactly.
+
+    That is between two steps of an epoch and at its end. Lightning would also stop in the middle of
+    a validation, of which nothing can be kept.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._handler: Any = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Take the signal over from Lightning, which has it by now; only the main thread may."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        handler = signal.getsignal(signal.SIGTERM)
+        if callable(handler):
+            self._handler = handler
+            signal.signal(signal.SIGTERM, self._note)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
+        """Between two steps."""
+        if not trainer.is_last_batch:
+            self._pass_on()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """At the end of an epoch."""
+        self._pass_on()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Give the signal back."""
+        self._give_back()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Give the signal back."""
+        self._give_back()
+
+    def _note(self, *_: Any) -> None:
+        self._asked = True
+
+    def _pass_on(self) -> None:
+        if self._asked and self._handler is not None:
+            self._asked = False
+            self._handler(signal.SIGTERM, None)  # Lightning notes it and ends at its next check
+
+    def _give_back(self) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGTERM, self._handler)
+            self._handler = None
 
 
 def last_good(folder: Path) -> Path | None:

@@ -15,7 +15,12 @@ from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from isoattn.apps.base.arguments import Arguments, contradictions
-from isoattn.apps.base.checkpoints import CheckpointOptions, RunCheckpoints, VerifiedCheckpointIO
+from isoattn.apps.base.checkpoints import (
+    CheckpointOptions,
+    EndWhereItCanBeSaved,
+    RunCheckpoints,
+    VerifiedCheckpointIO,
+)
 from isoattn.apps.base.errors import UserError
 from isoattn.apps.base.files import write_atomic
 from isoattn.apps.base.guard import NonFiniteGuard
@@ -215,8 +220,10 @@ class AppCLI(LightningCLI):
         remove_partial_files(self.run.path)
         remove_partial_files(self.run.checkpoints)
         if subcommand == "fit":
+            # What makes the run again: not where this one lies, nor where it was taken up.
+            experiment = {k: v for k, v in config.items() if k not in ("run", "ckpt_path")}
             header = f"# isoattn {self.app} fit --config {self.run.config_file}\n"
-            write_atomic(self.run.config_file, header + yaml.safe_dump(config, sort_keys=False))
+            write_atomic(self.run.config_file, header + yaml.safe_dump(experiment, sort_keys=False))
         self.full_config = config
 
     def instantiate_classes(self) -> None:
@@ -271,7 +278,7 @@ class AppCLI(LightningCLI):
             self.run.checkpoints, options, {"app": self.app, "config": self.full_config}
         )
         seed = self.full_config.get("seed_everything", 0)
-        callbacks += [RandomStreams(seed), self.hashes, NonFiniteGuard()]
+        callbacks += [RandomStreams(seed), self.hashes, NonFiniteGuard(), EndWhereItCanBeSaved()]
         if self.loggers:
             callbacks.append(LearningRateMonitor("step"))
         return [*callbacks, self.checkpoints]

@@ -68,6 +68,8 @@ class MetricsLog(Logger):
         if self._stream is None:
             if not self.file.is_file():
                 self._rewrite([])
+            elif not self.file.read_bytes().endswith(b"\n"):  # torn by a kill: not to be added to
+                self._rewrite(read_metrics(self.file))
             self._stream = self.file.open("a", newline="", encoding="utf-8")
         self._stream.write(self._lines([row]))
         self._stream.flush()

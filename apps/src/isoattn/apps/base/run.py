@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,11 +84,14 @@ def _process_left_as_it_was() -> Iterator[None]:
     variables = dict(os.environ)
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         with warnings.catch_warnings():
             yield
     finally:
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
         for name in os.environ.keys() - variables.keys():
             del os.environ[name]
         os.environ.update(variables)

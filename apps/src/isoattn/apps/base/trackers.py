@@ -110,7 +110,7 @@ def _wandb_logger(
         notes=options.notes,
         id=options.id,
         name=run.name,
-        dir=str(run.path),
+        dir=str(run.path.resolve()),  # its service has a working directory of its own
         config=config,
         mode="online" if online else "offline",
         resume="allow" if options.id else None,
