@@ -8,6 +8,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+
 from isoattn.apps.base.arguments import _flat, contradictions
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
@@ -115,6 +116,7 @@ def test_tests_of_the_same_checkpoint_are_of_its_attention(command, xca_run, tmp
 
 def test_checkpoint_of_another_app_and_of_none(command, xca_run, tmp_path):
     import torch
+
     from isoattn.core.training.checkpoint import read_checkpoint, write_checkpoint
 
     content = read_checkpoint(xca_run / "checkpoints" / "best.ckpt")

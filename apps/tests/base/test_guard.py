@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from isoattn.apps.base.guard import attention_of
 from isoattn.core.training.checkpoint import read_checkpoint
 from isoattn.vision.classifier import ImageClassifier

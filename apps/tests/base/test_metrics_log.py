@@ -8,6 +8,7 @@ import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from isoattn.apps.base.metrics_log import MetricsLog, read_metrics
 
 

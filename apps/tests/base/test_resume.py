@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+
 from isoattn.apps.base.metrics_log import read_metrics
 from isoattn.core.training.checkpoint import is_valid, read_checkpoint
 

@@ -10,6 +10,7 @@ import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+
 from isoattn.apps.base.errors import UserError
 from isoattn.apps.base.files import read_json, write_atomic, write_json
 from isoattn.apps.base.run_folder import RunFolder, RunOptions, new_run, run_of_checkpoint

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from isoattn.apps.base.errors import UserError
 from isoattn.apps.base.run_folder import RunFolder
 from isoattn.apps.base.trackers import WandbOptions, build_trackers, has_wandb_key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import io
 import multiprocessing
 import resource
@@ -26,7 +27,7 @@ from isoattn.apps.base.files import write_atomic
 from isoattn.apps.base.reproducible import parameter_counts
 from isoattn.apps.base.run import run_prepared
 from isoattn.apps.vision.app import VisionCLI
-from isoattn.core import Attention, AttentionFactory, Identity, Mean, attention_spec
+from isoattn.core import Attention, AttentionFactory, Identity, Mean, attention_spec, attentions
 from isoattn.core.training.checkpoint import read_checkpoint
 from isoattn.vision import attention_calls, count_flops, replaced_attention
 from isoattn.vision.baselines import nearest_neighbour
@@ -225,12 +226,25 @@ def _in_child(function: Callable[..., T], *arguments: Any) -> T:
     """Call a function in a fresh process, forked from the warm one.
 
     Raises:
-        RuntimeError: the process was lost (out of memory, killed).
+        RuntimeError: the call failed, or the process was lost (out of memory, killed).
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["isoattn.apps.warm"])
-    with ProcessPoolExecutor(1, mp_context=context, initializer=end_with_parent) as child:
-        return child.submit(function, *arguments).result()
+    # Classes are found by name among those imported: a user's module has to be there as well.
+    modules = {cls.__module__ for cls in attentions().values()}
+    with ProcessPoolExecutor(
+        1, mp_context=context, initializer=_start_child, initargs=(modules,)
+    ) as child:
+        try:
+            return child.submit(function, *arguments).result()
+        except Exception as error:  # of an arm that cannot take a step, whatever it raises
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+def _start_child(modules: set[str]) -> None:
+    end_with_parent()
+    for module in modules:
+        importlib.import_module(module)
 
 
 def _batches(data: Any, trainer: dict[str, Any]) -> tuple[int, int]:

@@ -19,6 +19,7 @@ Spec = dict[str, Any]
 
 def subclasses(base: type) -> Iterator[type]:
     """Every subclass of ``base`` imported so far, depth first."""
+    child: type
     for child in base.__subclasses__():
         yield child
         yield from subclasses(child)

@@ -147,7 +147,7 @@ class ImageClassifier(L.LightningModule):
         loader is made before the checkpoint's position in it is read.
         """
         position, self._data_position = self._data_position, []
-        loader = self.trainer.train_dataloader
+        loader: Any = self.trainer.train_dataloader
         if position and self.trainer.ckpt_path and hasattr(loader, "load_state_dict"):
             loader.load_state_dict(position[0])
 
