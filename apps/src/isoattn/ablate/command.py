@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import shlex
 import sys
@@ -38,10 +39,26 @@ def run_ablate(argv: list[str]) -> int:
     """Run one verb of ``isoattn ablate``; returns the exit status."""
     options = _parser().parse_args(argv or ["--help"])
     try:
+        import_modules(options.imports)
         status: int = options.verb(options)
     except StudyError as error:
         raise UserError(str(error)) from error
     return status
+
+
+def import_modules(names: list[str]) -> None:
+    """Import modules of the user's, the current folder included.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if names and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise UserError(f"--import {name}: {error}") from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,6 +68,14 @@ def _parser() -> argparse.ArgumentParser:
     common = _Parser(add_help=False)
     common.add_argument("study", help=f"a study file, or one that ships: {studies}")
     common.add_argument("--preset", help="which preset of the file (smoke, mini, full, ...)")
+    common.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import a module of yours first, so that arms can name its attentions",
+    )
     common.add_argument("--out", type=Path, help="study folder; default runs/ablate/STUDY-PRESET")
 
     plan = verbs.add_parser("plan", parents=[common], help="print cells, differences and cost")

@@ -68,7 +68,7 @@ class StudyApp(Protocol):
         """Measure arms, interleaved: (arm, levels, config) each.
 
         Raises:
-            RuntimeError: the measuring process was lost.
+            RuntimeError: an arm failed at it, or the measuring process was lost.
         """
 
     def estimate(self, configs: list[dict[str, Any]]) -> list[float]:

@@ -156,6 +156,7 @@ class Engine:
 
     def _options(self) -> list[str]:
         return [
+            *(f"--import={module}" for module in self.plan.modules),
             "--tracker",
             self.tracker,
             f"--wandb.project={self.settings.project}",
@@ -200,8 +201,8 @@ class Engine:
 
 
 def tracker_id(group: str, name: str) -> str:
-    """A tracker's id of one run of a study."""
-    return hashlib.sha256(f"{group}/{name}".encode()).hexdigest()[:12]
+    """A tracker's id of one run of a study; with a letter first, since 12e345 is a number."""
+    return "s" + hashlib.sha256(f"{group}/{name}".encode()).hexdigest()[:11]
 
 
 def _auto_tracker() -> str:

@@ -84,6 +84,12 @@ class Plan:
         """The resolved configs by name, as they are registered."""
         return {f"{arm} ({level_name(levels)})": config for arm, levels, config in self.cases}
 
+    @property
+    def modules(self) -> list[str]:
+        """Modules of the user's that hold an arm's attention; each cell imports them first."""
+        paths = [config["model"]["attention"]["class_path"] for _, _, config in self.cases]
+        return sorted({p.rpartition(".")[0] for p in paths if not p.startswith("isoattn.")})
+
     def _refuse_equal_folders(self) -> None:
         rate, seed = self.study.search.values[0], self.study.confirm_seeds[0]
         taken: dict[str, str] = {}

@@ -134,7 +134,7 @@ class _Pool:
 def note_end(folder: Path, exitcode: int) -> None:
     """Take note of a process that ended; the last crash that a cell is allowed makes it failed."""
     with claim(folder) as mine:
-        # Not mine: the fork server died, and the cell lives on; or another study runs it.
+        # Not mine: another study runs it; or the fork server died, and the cell is about to end.
         if not mine or exitcode == BUSY or read_record(folder) is not None:
             return
         note(
