@@ -53,6 +53,7 @@ MISTAKES = [
     (("--data=ImageFolderData",), ["data", "root is required"]),
     (("--data=ImageFolderData", "--data.root=/gone"), ["/gone is not a folder"]),
     (("--model.network=XCT",), ["model.network", "XCT", "Did you mean XCiT"]),
+    (('--model.network={"depht": 3}',), ["model.network.depht", "Did you mean depth"]),
     (("--model.network.depht=3",), ["model.network.depht", "Did you mean depth"]),
     (("--model.network.heads=3",), ["heads=3", "dim=32"]),
     (("--seed_everything=abc",), ["seed_everything", "abc", "expected int"]),
@@ -238,6 +239,7 @@ def test_debug_shows_the_traceback(fit, monkeypatch):
         fit("--tracker=none", "--data.batch_size=0")
 
 
+@pytest.mark.slow
 def test_ending_early_of_a_reader_is_no_error(tmp_path):
     """``isoattn vision fit --help | head`` ends quietly."""
     done = subprocess.run(

@@ -63,6 +63,7 @@ def test_default_names_are_numbered(fit):
     ]
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_in_one_place(start_process, tmp_path):
     """Case 2 and 9 of the public ones: both finish, each with its own config."""
     argv = ("--config=xcit_digits", "--trainer.max_epochs=1", "--trainer.limit_train_batches=2")

@@ -99,6 +99,16 @@ def _in_full(name: str, argv: Sequence[str]) -> str:
     return given[-1].lstrip("-") if given else ""
 
 
+def _inside(name: str, argv: Sequence[str]) -> str:
+    """``KEY.name`` where the value of an option is a mapping that has the name."""
+    holders = [
+        t.partition("=")[0]
+        for t in argv
+        if not t.startswith("--config") and re.search(rf"\b{name}\b['\"]?:", t.partition("=")[2])
+    ]
+    return f"{holders[-1].lstrip('-')}.{name}" if holders else ""
+
+
 def _refused(path: str, key: str, argv: Sequence[str]) -> str:
     naming = [t.partition("=")[0] for t in argv if path in t and not t.startswith("--config")]
     where = f"--{key}" if key else naming[-1] if naming else "The config"
@@ -129,7 +139,7 @@ def _unknown_option(
     name = match.group(1) or match.group(2)
     if match.group(2):  # named in full
         return f"There is no option {name}. {_near_option(name, options)}".rstrip()
-    given = _in_full(name, argv)
+    given = _in_full(name, argv) or _inside(name, argv)
     owner = given or name
     hinted = re.search(r"Did you mean (--[\w]+(?: or --[\w]+)*)", message)
     hint = f"Did you mean {hinted.group(1).replace('--', '')}?" if hinted else ""
