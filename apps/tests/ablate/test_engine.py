@@ -19,6 +19,7 @@ from isoattn.ablate.records import CellResult, StudyResults
 from isoattn.ablate.report import write_report
 from isoattn.ablate.study import StudyError, study_from_dict
 from isoattn.ablate.summary import summarise
+from isoattn.core.training.checkpoint import read_checkpoint
 
 from .conftest import Finished
 from .tiny import OPTIONS, outcome, rows, scraps, two_cells
@@ -208,6 +209,26 @@ def test_what_is_damaged_is_made_anew_by_a_run(finished: Finished, copy: Path) -
         assert after is not None
         assert after.attempts == (1 if damage == "gone" else 2)
         assert [getattr(after, n) for n in same] == [getattr(before, n) for n in same], damage
+
+
+def test_a_kill_between_the_last_and_the_best_checkpoint_selects_the_same(
+    finished: Finished, copy: Path
+) -> None:
+    """The newest checkpoint was the best and did not come to be named so."""
+    for before in finished.results.cells:
+        checkpoints = copy / "cells" / before.cell / "checkpoints"
+        state = read_checkpoint(checkpoints / "last.ckpt")
+        if state["callbacks"]["RunCheckpoints"]["best_epoch"] == state["epoch"] == 1:
+            break
+    else:
+        pytest.fail("no cell of the study is best at its end")
+    shutil.copy(checkpoints / "last.previous.ckpt", checkpoints / "best.ckpt")
+    (checkpoints.parent / "cell.json").unlink()
+    Engine(finished.study, copy, RunSettings(tracker="none")).run()
+    after = read_record(checkpoints.parent)
+    assert after is not None
+    assert after.metrics == before.metrics
+    assert after.seconds == 0.0  # not known for a run that was taken up again
 
 
 def test_a_damaged_record_counts_as_unfinished(finished: Finished, copy: Path) -> None:

@@ -28,7 +28,7 @@ class CellResult:
         init_hash: hash of the initial values of all weights outside the attention cores.
         parameters: number of trainable parameters.
         attention_parameters: of them inside the attention cores.
-        seconds: wall-clock time of training.
+        seconds: wall-clock time of training; 0 where it is not known (a run taken up again).
         attempts: how often it was started.
         predictions: npz with ``index``, ``label``, ``predicted`` of the test items, or None.
         error: last line of the error of a diverged or failed cell.
