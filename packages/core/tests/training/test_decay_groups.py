@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from isoattn.core import CrossCovariance
 from isoattn.core.training import weight_decay_groups
 
 
@@ -89,7 +90,7 @@ def test_a_name_that_fits_nothing_is_an_error() -> None:
         weight_decay_groups(Model(), 0.1, exempt=["clss_token"])
     model = Model()
     model.mixer.no_weight_decay = lambda: {"tau"}  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match=r"Mixer.no_weight_decay\(\) at mixer names 'tau'"):
+    with pytest.raises(ValueError, match="Mixer.no_weight_decay at mixer names 'tau'"):
         weight_decay_groups(model, 0.1)
 
 
@@ -98,3 +99,10 @@ def test_nothing_to_train_and_negative_decay_are_errors() -> None:
         weight_decay_groups(nn.Identity(), 0.1)
     with pytest.raises(ValueError, match="must not be negative"):
         weight_decay_groups(Model(), -1.0)
+
+
+def test_an_attention_declares_by_a_class_attribute() -> None:
+    """Attentions have a set where networks have a method."""
+    groups = weight_decay_groups(CrossCovariance(2, 4), 0.1)
+    assert names(groups, "no_decay") == {"temperature"}
+    assert names(groups, "decay") == set()

@@ -1,4 +1,4 @@
-"""Naming what a config builds: short name, ``{class_path, init_args}`` and factory, each from the other.
+"""Naming what a config builds: short name, ``{class_path, init_args}``, factory.
 
 A factory is a class, or a ``functools.partial`` of one with keyword options; what it builds can be
 written down as plain data and rebuilt. Only classes that are already imported are found: resolving

@@ -61,9 +61,9 @@ def _exempt_ids(module: nn.Module, exempt: Collection[str]) -> set[int]:
             if by_rule or name == "bias" or name.endswith("_bias"):
                 free.add(id(parameter))
         declared = getattr(child, "no_weight_decay", None)
-        if callable(declared):
-            source = f"{type(child).__name__}.no_weight_decay()" + (f" at {path}" if path else "")
-            for name in declared():
+        if declared is not None:  # networks have a method, attentions a class attribute
+            source = f"{type(child).__name__}.no_weight_decay" + (f" at {path}" if path else "")
+            for name in declared() if callable(declared) else declared:
                 free.update(_named(child, name, source))
     for name in exempt:
         free.update(_named(module, name, "exempt"))
