@@ -50,7 +50,7 @@ def started() -> Iterator[list[Process]]:
                 pipe.close()
 
 
-def wait_for(condition: object, process: Process, seconds: float = 90.0) -> None:
+def wait_for(condition: object, process: Process, seconds: float = 240.0) -> None:
     assert callable(condition)
     deadline = time.monotonic() + seconds
     while not condition():
@@ -91,7 +91,7 @@ def drill(finished: Finished, root: Path, started: list[Process], kills: int, se
     assert rows(folder) == rows(finished.folder)
     assert outcome(folder) == outcome(finished.folder)
     assert scraps(folder) == []
-    assert gone(ever, 15.0), "a process outlived its study"
+    assert gone(ever, 30.0), "a process outlived its study"
     check_attempts(folder)
 
 
@@ -147,14 +147,14 @@ def test_ctrl_c_ends_a_study_and_all_its_cells_with_one_line(
     assert set(cell_pids(folder).values()) <= set(below)
     begun = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to every process
-    out, err = process.communicate(timeout=30)
-    assert time.monotonic() - begun < 20
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - begun < 30
     assert process.returncode == 130
     assert "Traceback" not in err
     said = [line for line in err.splitlines() if line.startswith("isoattn:")]
     assert len(said) == 1
     assert "Go on with: isoattn ablate run" in said[0]
-    assert gone(below, 5.0)
+    assert gone(below, 15.0)
     for cell in cell_pids(folder):
         assert read_record(cell) is None
         assert crashes(cell) == []
@@ -187,7 +187,7 @@ def test_a_killed_cell_and_a_killed_fork_server_cost_one_attempt(
     everything = [*below, *descendants(process.pid), *cell_pids(folder).values()]
     kill([process.pid])
     process.wait(10)
-    assert gone(everything, 15.0), f"still running: {alive(everything)}"
+    assert gone(everything, 30.0), f"still running: {alive(everything)}"
 
 
 @pytest.mark.slow
