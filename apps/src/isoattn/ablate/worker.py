@@ -20,9 +20,8 @@ from isoattn.ablate.cells import attempts, crashes, note, read_record, write_rec
 from isoattn.ablate.domain import Scores, study_app
 from isoattn.ablate.records import CellResult
 from isoattn.apps.base.checkpoints import last_good
-from isoattn.apps.base.files import read_json, write_atomic
+from isoattn.apps.base.files import read_json
 from isoattn.apps.base.metrics_log import read_metrics
-from isoattn.core.training.checkpoint import read_checkpoint
 
 BUSY, DONE, CRASHED = 75, 0, 1
 """Exit statuses of a worker: another process runs the cell; it is over; it crashed."""
@@ -109,7 +108,6 @@ def _train_and_record(
     argv = ["fit", "--config", str(folder / "cell.yaml"), "--run.dir", str(folder), *options]
     argv.append("--trainer.enable_progress_bar=false")
     if good is not None:
-        select_again(good)
         argv += ["--ckpt_path", str(good)]
     _outcome(folder)
     status, built = app.train(argv)
@@ -125,18 +123,6 @@ def _train_and_record(
         write_record(_record(plan, outcome, folder, "diverged", None), folder)
     else:
         raise RuntimeError(f"fit ended with status {status}: {outcome.get('error', '')}")
-
-
-def select_again(checkpoint: Path) -> None:
-    """Make a checkpoint that was the best of its run ``best.ckpt``, as it was about to become.
-
-    It is written first and named second; a kill in between leaves an older ``best.ckpt``, while the
-    run that goes on from it takes the best for saved.
-    """
-    content = read_checkpoint(checkpoint)
-    state = content.get("callbacks", {}).get("RunCheckpoints", {})
-    if state.get("best_epoch") is not None and state["best_epoch"] == content.get("epoch"):
-        write_atomic(checkpoint.with_name("best.ckpt"), checkpoint.read_bytes())
 
 
 def _outcome(folder: Path) -> dict[str, Any]:

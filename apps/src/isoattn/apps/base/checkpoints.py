@@ -15,6 +15,7 @@ from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from isoattn.apps.base.errors import UserError, near
+from isoattn.apps.base.files import write_atomic
 from isoattn.core.training.checkpoint import (
     CheckpointError,
     is_valid,
@@ -236,6 +237,18 @@ class EndWhereItCanBeSaved(Callback):
         if self._handler is not None:
             signal.signal(signal.SIGTERM, self._handler)
             self._handler = None
+
+
+def select_again(checkpoint: Path) -> None:
+    """Make a checkpoint that was the best of its run ``best.ckpt``, as it was about to become.
+
+    It is written first and named second; a kill in between leaves an older ``best.ckpt``, while the
+    run that goes on from it takes the best for saved.
+    """
+    content = read_checkpoint(checkpoint)
+    state = content.get("callbacks", {}).get("RunCheckpoints", {})
+    if state.get("best_epoch") is not None and state["best_epoch"] == content.get("epoch"):
+        write_atomic(checkpoint.with_name("best.ckpt"), checkpoint.read_bytes())
 
 
 def last_good(folder: Path) -> Path | None:

@@ -20,6 +20,7 @@ from isoattn.apps.base.checkpoints import (
     EndWhereItCanBeSaved,
     RunCheckpoints,
     VerifiedCheckpointIO,
+    select_again,
 )
 from isoattn.apps.base.errors import UserError
 from isoattn.apps.base.files import write_atomic
@@ -43,7 +44,7 @@ from isoattn.apps.base.trackers import (
     finish_trackers,
 )
 from isoattn.core import attention_spec
-from isoattn.core.training.checkpoint import remove_partial_files
+from isoattn.core.training.checkpoint import read_checkpoint, remove_partial_files
 
 _QUIET = (
     r".*does not have many workers.*",
@@ -329,8 +330,8 @@ class AppCLI(LightningCLI):
         self.initialise()
         self._started = time.perf_counter()
         if self.arguments.checkpoint is not None:
-            from isoattn.core.training.checkpoint import read_checkpoint
-
+            if self.arguments.checkpoint.parent.resolve() == self.run.checkpoints.resolve():
+                select_again(self.arguments.checkpoint)
             step = int(read_checkpoint(self.arguments.checkpoint)["global_step"])
             self.metrics_log.keep_before(step)
 

@@ -68,6 +68,13 @@ class NonFiniteGuard(Callback):
         if not _finite(state):
             self._stop(trainer, pl_module, "the optimiser's state", None)
 
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Check what the run is selected by."""
+        for name, value in trainer.callback_metrics.items():
+            if name.startswith("val/") and not bool(torch.isfinite(value).all()):
+                bad = _first_bad_parameter(pl_module)
+                self._stop(trainer, pl_module, f"the metric {name}", value, bad)
+
     def _stop(
         self,
         trainer: L.Trainer,
