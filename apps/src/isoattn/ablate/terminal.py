@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -69,18 +71,26 @@ def print_results(study: Study, results: StudyResults, paths: Any) -> None:
     from isoattn.ablate.summary import final_table, summarise
 
     summary = summarise(study, results)
-    console = Console()
+    # A pipe or a file has no width of its own; rich would assume 80 columns.
+    console = Console(width=None if sys.stdout.isatty() else 120)
     rows = final_table(summary)
     if rows:
-        # Narrow terminals: what is nearly always the same for all rows is left to the report.
-        hidden = {"SD", "pairs"} | (set() if study.factors else {"levels"})
-        if console.width < 110:
-            hidden |= {"p Holm", "95 % interval"}
-        table = Table(title=Text(study.title), title_justify="left")
+        # What is nearly always the same for all rows, or too much for a line, is in the report.
+        hidden = {"SD", "pairs", "p Holm"} | (set() if study.factors else {"levels"})
+        if console.width < 100:
+            hidden |= {"95 % interval", "runs"}
+        table = Table(
+            title=Text(study.title),
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            collapse_padding=True,
+        )
         for column in rows[0]:
             if column not in hidden:
-                table.add_column(Text(column))
+                table.add_column(Text(column), no_wrap=True)
         for row in rows:
+            row["arm"] = row["arm"].removesuffix(" (baseline)")  # the verdict says it
             table.add_row(*(Text(str(v)) for column, v in row.items() if column not in hidden))
         console.print(table)
     console.print(Text(f"\n{summary['verdict']}"))
