@@ -10,7 +10,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from isoattn.apps.base.files import write_atomic
 from isoattn.apps.base.reproducible import parameter_counts
 from isoattn.apps.base.run import run_prepared
 from isoattn.apps.vision.app import VisionCLI
-from isoattn.core import Attention, AttentionFactory, Identity, Mean, attention_spec, attentions
+from isoattn.core import Attention, AttentionFactory, Identity, Mean, attention_spec, find_attention
 from isoattn.core.training.checkpoint import read_checkpoint
 from isoattn.vision import attention_calls, count_flops, replaced_attention
 from isoattn.vision.baselines import nearest_neighbour
@@ -107,10 +107,11 @@ class VisionStudy:
 
     def costs(self, cases: list[tuple[str, dict[str, str], dict[str, Any]]]) -> list[ArmCost]:
         """Step time interleaved in one child process, peak memory in one child an arm."""
-        times = _in_child(_step_times, [config for _, _, config in cases])
+        configs = [config for _, _, config in cases]
+        times = _in_child(_step_times, configs, arms=configs)
         costs = []
         for (arm, levels, config), (step, spread, forward) in zip(cases, times, strict=True):
-            peak = _in_child(_peak_memory, config)
+            peak = _in_child(_peak_memory, config, arms=[config])
             built = _Builder(config)
             flops = count_flops(built.model.network, built.datamodule.image_size)
             costs.append(
@@ -131,7 +132,7 @@ class VisionStudy:
 
     def estimate(self, configs: list[dict[str, Any]]) -> list[float]:
         """Steps and validation passes of a run, times what a few of them took."""
-        times = _in_child(_step_times, configs, 1, 3)
+        times = _in_child(_step_times, configs, 1, 3, arms=configs)
         seconds = []
         for config, (step, _, forward) in zip(configs, times, strict=True):
             steps, passes = _batches(_Builder(config).datamodule, config["trainer"])
@@ -178,8 +179,6 @@ def replacement_of(spec: dict[str, Any]) -> AttentionFactory | None:
     A token mixer becomes a plain average, a channel mixer the identity; an attention that mixes
     nothing has nothing to be replaced.
     """
-    from isoattn.core import find_attention
-
     mixes = find_attention(spec["class_path"]).capability.mixes
     return {"tokens": Mean, "channels": Identity, "nothing": None}[mixes]
 
@@ -222,8 +221,15 @@ class _Builder(VisionCLI):
         pass
 
 
-def _in_child(function: Callable[..., T], *arguments: Any) -> T:
+def _in_child(
+    function: Callable[..., T], *arguments: Any, arms: Sequence[dict[str, Any]] = ()
+) -> T:
     """Call a function in a fresh process, forked from the warm one.
+
+    Args:
+        function: what to call.
+        arguments: its arguments.
+        arms: configs whose attentions the process has to know.
 
     Raises:
         RuntimeError: the call failed, or the process was lost (out of memory, killed).
@@ -231,7 +237,8 @@ def _in_child(function: Callable[..., T], *arguments: Any) -> T:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["isoattn.apps.warm"])
     # Classes are found by name among those imported: a user's module has to be there as well.
-    modules = {cls.__module__ for cls in attentions().values()}
+    paths = {config["model"]["attention"]["class_path"] for config in arms}
+    modules = {find_attention(path).__module__ for path in paths}
     with ProcessPoolExecutor(
         1, mp_context=context, initializer=_start_child, initargs=(modules,)
     ) as child:
