@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from isoattn.apps.base.checkpoints import read_run_checkpoint
 from isoattn.apps.base.class_paths import allow_imported_classes, allow_module
 from isoattn.apps.base.errors import UserError
 from isoattn.apps.base.shipped import resolve_file, shipped
-from isoattn.core.training.checkpoint import read_checkpoint
+from isoattn.core.training.checkpoint import CheckpointError, read_checkpoint
 
 _ATTENTION = "--model.attention"
 _CHOICES = ("--model", _ATTENTION, f"{_ATTENTION}.class_path")
@@ -89,7 +91,8 @@ def prepare(app: str, argv: list[str], *, default_config: str) -> Arguments:
 def _stored_config(app: str, checkpoint: str | None, source: str | None) -> dict[str, Any]:
     """The config in the checkpoint to resume (must be the app's) or to start from (may be)."""
     if checkpoint is not None:
-        content = read_run_checkpoint(Path(checkpoint))["isoattn"]
+        with _naming("--ckpt_path"):
+            content = read_run_checkpoint(Path(checkpoint))["isoattn"]
         if content.get("app") != app:
             raise UserError(
                 f"{checkpoint} belongs to isoattn {content.get('app')}, not to isoattn {app}."
@@ -97,9 +100,19 @@ def _stored_config(app: str, checkpoint: str | None, source: str | None) -> dict
         stored: dict[str, Any] = content["config"]
         return stored
     if source is not None and Path(source).suffix == ".ckpt" and Path(source).is_file():
-        content = read_checkpoint(Path(source), require_checksum=False).get("isoattn", {})
+        with _naming("--init_from"):
+            content = read_checkpoint(Path(source), require_checksum=False).get("isoattn", {})
         return dict(content.get("config", {})) if content.get("app") == app else {}
     return {}
+
+
+@contextmanager
+def _naming(option: str) -> Iterator[None]:
+    """Let the error of a file name the option that gave it."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise UserError(f"{option}: {error}") from error
 
 
 def contradictions(
