@@ -72,6 +72,10 @@ def prepare(app: str, argv: list[str], *, default_config: str) -> Arguments:
     if any(t in ("--help", "-h") or t.partition("=")[0].endswith(".help") for t in rest):
         return Arguments(subcommand, [subcommand, *configs, *rest])
     checkpoint = _value(rest, "--ckpt_path")
+    if checkpoint is not None and _value(rest, "--init_from") is not None:
+        raise UserError(
+            "--ckpt_path goes on with a run, --init_from starts another from its weights: give one."
+        )
     stored = _stored_config(app, checkpoint, _value(rest, "--init_from"))
     if stored:
         kept = _for_subcommand(stored, checkpoint is not None)

@@ -116,6 +116,11 @@ class AppCLI(LightningCLI):
         """An app's own shorthands, such as ``predict DIR``."""
         return argv
 
+    @staticmethod
+    def explain(error: Exception) -> str:
+        """The message of an error that the user can mend, with the way out where one is known."""
+        return str(error)
+
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The seed: an int, always recorded."""
         parser.add_argument(
@@ -211,6 +216,7 @@ class AppCLI(LightningCLI):
         """Fix the run folder and write the config before anything is built."""
         subcommand = self.config.subcommand
         config = self.plain_config()
+        _one_device(config.get("trainer", {}))
         options = RunOptions(**config.get("run", {}))
         checkpoint = self.arguments.checkpoint
         existing = run_of_checkpoint(checkpoint) if checkpoint is not None else None
@@ -375,6 +381,10 @@ class AppCLI(LightningCLI):
     def fail(self, status: str, error: BaseException) -> None:
         """Record that the run ended without an outcome."""
         if hasattr(self, "run") and self.config.subcommand == "fit":
+            if self.run.created and not hasattr(self, "_started"):
+                finish_trackers(self.loggers, {"status": status})
+                self.run.discard()
+                return
             self.run.write_result(
                 status=status,
                 error=str(error) or type(error).__name__,
@@ -382,6 +392,18 @@ class AppCLI(LightningCLI):
                 environment=environment(),
             )
             finish_trackers(self.loggers, {"status": status})
+
+
+def _one_device(trainer: dict[str, Any]) -> None:
+    """Refuse what would start this command again in other processes."""
+    devices, nodes = trainer.get("devices", 1), trainer.get("num_nodes", 1)
+    if devices not in (1, "1") and not (isinstance(devices, list) and len(devices) == 1):
+        raise UserError(
+            f"--trainer.devices={devices}: a run trains on one device (1, or a list of one index). "
+            "For more devices start more runs, or isoattn ablate run with --jobs."
+        )
+    if nodes != 1:
+        raise UserError(f"--trainer.num_nodes={nodes}: a run trains on one node.")
 
 
 def _class_name(value: Any) -> str:

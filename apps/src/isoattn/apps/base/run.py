@@ -23,6 +23,7 @@ from isoattn.core.training.checkpoint import CheckpointError
 
 DIVERGED = 3
 TERMINATED = 143
+INTERRUPTED = 130
 
 
 def run_app(cli: type[AppCLI], argv: list[str]) -> int:
@@ -61,9 +62,10 @@ def run_prepared(cli: type[AppCLI], arguments: Arguments) -> int:
         )
         return TERMINATED
     except KeyboardInterrupt as error:
-        arguments.app.fail("interrupted", error)
-        return 130
+        return _interrupted(arguments.app, error)
     except SystemExit as error:
+        if error.code == 1 and isinstance(error.__context__, KeyboardInterrupt):
+            return _interrupted(arguments.app, error.__context__)  # Lightning exits on Ctrl-C
         if isinstance(error.code, int) and error.code:
             arguments.app.fail("interrupted", error)
         return int(error.code or 0)
@@ -74,8 +76,17 @@ def run_prepared(cli: type[AppCLI], arguments: Arguments) -> int:
         arguments.app.fail("failed", error)
         if os.environ.get("ISOATTN_DEBUG") or not isinstance(error, cli.user_errors):
             raise
-        raise UserError(str(error)) from error
+        raise UserError(cli.explain(error)) from error
     return 0
+
+
+def _interrupted(app: AppCLI, error: BaseException) -> int:
+    app.fail("interrupted", error)
+    last = app.run.checkpoints / "last.ckpt" if hasattr(app, "run") else None
+    saved = last is not None and last.is_file()
+    hint = f" Go on with: isoattn {app.app} fit --ckpt_path {last}" if saved else ""
+    sys.stderr.write(f"isoattn: interrupted.{hint}\n")
+    return INTERRUPTED
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -44,10 +45,12 @@ class RunFolder:
     Args:
         path: the folder.
         name: what trackers show.
+        created: it was made for this run, and no run was in it before.
     """
 
     path: Path
     name: str
+    created: bool = False
     started: float = field(default_factory=time.time)
 
     @property
@@ -64,6 +67,12 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Folder of ``best.ckpt``, ``last.ckpt`` and ``last.previous.ckpt``."""
         return self.path / "checkpoints"
+
+    def discard(self) -> None:
+        """Remove a folder whose run never began, so that its name is free for the next try."""
+        self.config_file.unlink(missing_ok=True)
+        with suppress(OSError):  # anything else in it is kept, and the folder with it
+            self.path.rmdir()
 
     def write_result(self, **values: Any) -> None:
         """Write or extend ``result.json``, atomically."""
@@ -96,7 +105,7 @@ def new_run(options: RunOptions, app: str, default_name: str) -> RunFolder:
                 f"The run {path} exists. Choose another --run.name, or go on with it: "
                 f"isoattn {app} fit --ckpt_path {path}/checkpoints/last.ckpt"
             ) from None
-        return RunFolder(path, options.name)
+        return RunFolder(path, options.name, created=True)
     base.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^A-Za-z0-9._+=,-]+", "-", default_name)
     for number in range(1, 10_000):
@@ -105,7 +114,7 @@ def new_run(options: RunOptions, app: str, default_name: str) -> RunFolder:
             path.mkdir()
         except FileExistsError:
             continue
-        return RunFolder(path, path.name)
+        return RunFolder(path, path.name, created=True)
     raise UserError(f"{base} holds 9,999 runs named {stem}. Use --run.name.")
 
 

@@ -33,6 +33,13 @@ class VisionCLI(AppCLI):
     user_errors: ClassVar[tuple[type[Exception], ...]] = (DecodeError, ValueError)
 
     @staticmethod
+    def explain(error: Exception) -> str:
+        """An unreadable image can be left out."""
+        if isinstance(error, DecodeError):
+            return f"{error}\nTo leave such files out and count them: --data.on_bad_image skip"
+        return str(error)
+
+    @staticmethod
     def rewrite(argv: list[str]) -> list[str]:
         """``predict DIR`` is ``predict --data.init_args.predict_dir=DIR``."""
         if argv[0] != "predict" or len(argv) < 2 or argv[1].startswith("-"):

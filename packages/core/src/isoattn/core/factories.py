@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -56,6 +57,9 @@ def find(name: str, base: type, what: str) -> type:
             return cls
     near = difflib.get_close_matches(name.rsplit(".", 1)[-1], known, n=3, cutoff=0.4)
     hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(known)}."
+    module = name.rpartition(".")[0]
+    if module and module not in sys.modules:
+        hint = f"Its module {module} is not imported (on the command line: --import {module})."
     raise ValueError(f"There is no {what} named {name!r}. {hint}")
 
 
