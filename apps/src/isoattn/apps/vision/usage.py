@@ -15,6 +15,8 @@ usage: isoattn vision fit|validate|test|predict [options]
   isoattn vision test --ckpt_path RUN/checkpoints/best.ckpt
   isoattn vision predict DIR --ckpt_path RUN/checkpoints/best.ckpt
 
+  isoattn vision fit --import my_module --model.attention=my_module.Mine
+
 shipped configs: {configs}
 attention presets: {presets}
 
