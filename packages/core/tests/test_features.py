@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from isoattn.core.features import FEATURES
-from isoattn.core.ops.reference import PHI
+from isoattn.core.ops.reference.direct import PHI
 
 
 @pytest.mark.parametrize("name", FEATURES)

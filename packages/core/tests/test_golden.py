@@ -1,70 +1,33 @@
-"""Outputs and gradients of the official implementations, in float64 and float32.
+"""The first seven attentions against the official implementations, in float64 and float32.
 
 ``golden/manifest.json`` says for each case where its numbers come from, the formula with all
 scalings, and the tolerance. None is loosened here.
 """
 
 import hashlib
-import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from isoattn.core import CrossCovariance, Linear, Softmax
 from isoattn.core.ops.linear import key_value_state
 
-FOLDER = Path(__file__).parent / "golden"
-CASES = {case["id"]: case for case in json.loads((FOLDER / "manifest.json").read_text())["cases"]}
 BOTH = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
 
 
-class Case:
-    """One file: tensors in the tested dtype, expected ones as stored, and the tolerance."""
-
-    def __init__(self, name, dtype):
-        self.entry = CASES[name]
-        self.tolerance = self.entry["tolerance"]["f64" if dtype == torch.float64 else "f32"]
-        self.stored = load_file(FOLDER / self.entry["file"])
-        self.dtype = dtype
-
-    def __getitem__(self, name):
-        """A stored tensor, floating point inputs and weights in the tested dtype."""
-        x = self.stored[name]
-        given = name.split(".")[0] in ("in", "w")
-        return x.to(self.dtype) if given and x.is_floating_point() else x
-
-    def qkv(self, *, token_major):
-        inputs = [self[f"in.{name}"].clone().requires_grad_() for name in "qkv"]
-        return inputs, [x.transpose(1, 2) if token_major else x for x in inputs]
-
-    def close(self, got, name):
-        want = self.stored[name]
-        bound = self.tolerance["atol"] + self.tolerance["rtol"] * want.abs()
-        excess = ((got.double() - want).abs() - bound).max().item()
-        assert got.shape == want.shape
-        assert excess <= 0, f"{self.entry['id']} {name}: beyond the tolerance by {excess:.2e}"
-
-    def grads_close(self, out, inputs, names):
-        grads = torch.autograd.grad(out, inputs, self["in.grad_out"])
-        for grad, name in zip(grads, names, strict=True):
-            self.close(grad, f"grad.{name}")
-
-
-def test_files_are_those_of_the_manifest():
-    assert len(CASES) == 10
-    for case in CASES.values():
-        content = (FOLDER / case["file"]).read_bytes()
+def test_files_are_those_of_the_manifest(golden):
+    assert len(golden.CASES) == len(list(golden.FOLDER.glob("*.safetensors")))
+    for case in golden.CASES.values():
+        content = (golden.FOLDER / case["file"]).read_bytes()
         assert hashlib.sha256(content).hexdigest() == case["sha256"], case["id"]
 
 
 @BOTH
 @pytest.mark.parametrize("path", ["fused", "math"])
 @pytest.mark.parametrize("name", ["softmax_plain", "softmax_causal", "softmax_keymask"])
-def test_softmax(name, path, dtype):
-    case = Case(name, dtype)
+def test_softmax(golden, name, path, dtype):
+    case = golden(name, dtype)
     inputs, (q, k, v) = case.qkv(token_major=False)
     module = Softmax(q.shape[1], q.shape[3], path=path)
     options = {"causal": case.entry["options"]["causal"], "key_mask": None}
@@ -78,8 +41,8 @@ def test_softmax(name, path, dtype):
 
 @BOTH
 @pytest.mark.parametrize("path", ["fused", "math"])
-def test_softmax_loftr(path, dtype):
-    case = Case("softmax_loftr_full_nomask", dtype)
+def test_softmax_loftr(golden, path, dtype):
+    case = golden("softmax_loftr_full_nomask", dtype)
     inputs, (q, k, v) = case.qkv(token_major=True)
     out = Softmax(q.shape[1], q.shape[3], path=path)(q, k, v).transpose(1, 2)
     case.close(out, "out.y")
@@ -88,9 +51,9 @@ def test_softmax_loftr(path, dtype):
 
 @BOTH
 @pytest.mark.parametrize("path", ["fused", "math"])
-def test_softmax_loftr_masks_give_no_nan(path, dtype):
+def test_softmax_loftr_masks_give_no_nan(golden, path, dtype):
     # The released FullAttention is NaN on padded query rows; masking keys alone is right there too.
-    case = Case("softmax_loftr_full_masks_nan", dtype)
+    case = golden("softmax_loftr_full_masks_nan", dtype)
     _, (q, k, v) = case.qkv(token_major=True)
     module = Softmax(q.shape[1], q.shape[3], path=path)
     out = module(q, k, v, key_mask=case["in.kv_mask"]).transpose(1, 2)
@@ -103,8 +66,8 @@ def test_softmax_loftr_masks_give_no_nan(path, dtype):
 
 @BOTH
 @pytest.mark.parametrize("masked", [False, True], ids=["nomask", "masks"])
-def test_linear_loftr(masked, dtype):
-    case = Case(f"elu1_noncausal_loftr_{'masks' if masked else 'nomask'}", dtype)
+def test_linear_loftr(golden, masked, dtype):
+    case = golden(f"elu1_noncausal_loftr_{'masks' if masked else 'nomask'}", dtype)
     inputs, (q, k, v) = case.qkv(token_major=True)
     module = Linear(q.shape[1], q.shape[3], eps=case.entry["options"]["eps"])
     out = module(q, k, v, key_mask=case["in.kv_mask"] if masked else None).transpose(1, 2)
@@ -115,8 +78,8 @@ def test_linear_loftr(masked, dtype):
 
 
 @BOTH
-def test_linear_fast_transformers(dtype):
-    case = Case("elu1_noncausal_fasttransformers", dtype)
+def test_linear_fast_transformers(golden, dtype):
+    case = golden("elu1_noncausal_fasttransformers", dtype)
     inputs, (q, k, v) = case.qkv(token_major=True)
     mask = torch.arange(k.shape[2]) < case["in.key_lengths"][:, None]
     module = Linear(q.shape[1], q.shape[3], eps=case.entry["options"]["eps"])
@@ -126,8 +89,8 @@ def test_linear_fast_transformers(dtype):
 
 
 @BOTH
-def test_linear_causal_fast_transformers(dtype):
-    case = Case("elu1_causal_fasttransformers", dtype)
+def test_linear_causal_fast_transformers(golden, dtype):
+    case = golden("elu1_causal_fasttransformers", dtype)
     inputs, (q, k, v) = case.qkv(token_major=True)
     options = case.entry["options"]
     module = Linear(q.shape[1], q.shape[3], eps=options["eps"])
@@ -144,8 +107,8 @@ def test_linear_causal_fast_transformers(dtype):
 
 
 @BOTH
-def test_cross_covariance(dtype):
-    case = Case("xca", dtype)
+def test_cross_covariance(golden, dtype):
+    case = golden("xca", dtype)
     heads = case.entry["options"]["num_heads"]
     x, qkv_weight = (case[n].clone().requires_grad_() for n in ("in.x", "w.qkv.weight"))
     batch, tokens, dim = x.shape

@@ -4,7 +4,7 @@ from isoattn.core.attention.controls import Identity, Mean, Zero
 from isoattn.core.attention.cross_covariance import CrossCovariance
 from isoattn.core.attention.linear import Linear
 from isoattn.core.attention.softmax import CosineSoftmax, Softmax
-from isoattn.core.contract import Attention, Capability, UnsupportedAttention
+from isoattn.core.contract import Attention, Capability, State, UnsupportedAttention
 from isoattn.core.cost import Cost, Shape
 from isoattn.core.registry import (
     AttentionFactory,
@@ -13,6 +13,7 @@ from isoattn.core.registry import (
     attentions,
     find_attention,
 )
+from isoattn.core.streams import seed_attentions
 
 __all__ = [
     "Attention",
@@ -26,10 +27,12 @@ __all__ = [
     "Mean",
     "Shape",
     "Softmax",
+    "State",
     "UnsupportedAttention",
     "Zero",
     "attention_factory",
     "attention_spec",
     "attentions",
     "find_attention",
+    "seed_attentions",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -16,6 +17,10 @@ from torch import Tensor, nn
 
 from isoattn.core.cost import Cost, Shape
 from isoattn.core.ops.masking import no_autocast
+from isoattn.core.ops.segments import over_segments
+
+State = dict[str, Tensor]
+"""What a causal attention carries from one call to the next, by name; batch is the first axis."""
 
 
 class UnsupportedAttention(NotImplementedError):
@@ -31,8 +36,16 @@ class Capability:
         causal: query i sees the keys j <= i.
         cross: the number of queries may differ from the number of keys.
         key_mask: padded keys can be excluded exactly.
-        state: a constant-size recurrent state exists (``step``).
-        stochastic: outputs depend on random draws owned by the module.
+        state: whether the causal form can be continued (``extend``, ``step``), and whether what it
+            carries is ``"constant"`` in size or ``"growing"`` with the tokens seen.
+        log_decay: whether forward takes log-decays, one a head and token (B, G, N) or one a
+            ``"channel"`` of k as well (B, G, N, D).
+        in_gate: whether forward takes a logarithmic input gate (B, G, N).
+        stochastic: in training mode every call draws anew; evaluation is deterministic.
+        positions: what of a token's place counts. ``"none"``: permuted tokens, permuted outputs.
+            ``"rank"``: the order of the visible tokens, so a masked token is as good as absent.
+            ``"distance"``: how far apart they stand, masked ones counted. ``"index"``: the place
+            from the start, so pads belong at the end.
         mixes: ``"tokens"`` where o is linear in v with an N x M matrix, ``"channels"`` where the
             mixing matrix is D x D (no token matrix exists), ``"nothing"`` where no token sees
             another.
@@ -44,8 +57,11 @@ class Capability:
     causal: bool = False
     cross: bool = False
     key_mask: bool = True
-    state: bool = False
+    state: Literal["none", "constant", "growing"] = "none"
+    log_decay: Literal["none", "head", "channel"] = "none"
+    in_gate: bool = False
     stochastic: bool = False
+    positions: Literal["none", "rank", "distance", "index"] = "none"
     mixes: Literal["tokens", "channels", "nothing"] = "tokens"
     normalised: bool = True
     double_backward: bool = True
@@ -58,7 +74,8 @@ class Attention(nn.Module, ABC):
     implements :meth:`_attend`, :meth:`cost` and, to be checked against it, :meth:`reference`. An
     option that changes what is possible sets both attributes again on the instance. The first two
     constructor parameters are always ``heads`` and ``head_dim``; all options are keyword-only and
-    typed, none is ignored.
+    typed, none is ignored. A subclass whose causal form can be continued also implements
+    :meth:`_extend`.
 
     Rules that hold for every member, and that ``isoattn.core.testing`` checks: a masked key has
     exactly no influence, even where it holds NaN; a query without any key gives 0 with zero
@@ -96,6 +113,7 @@ class Attention(nn.Module, ABC):
         *,
         key_mask: Tensor | None = None,
         causal: bool = False,
+        segments: Tensor | None = None,
     ) -> Tensor:
         """Attend.
 
@@ -105,6 +123,9 @@ class Attention(nn.Module, ABC):
             v: values (B, G, M, E), any E.
             key_mask: bool (B, M), True = keep. ``None`` keeps all.
             causal: query i sees keys j <= i only.
+            segments: integer ids (B, N), not decreasing along a row, for self-attention over
+                packed samples: a token sees the tokens of its own id only. Each segment gives
+                exactly what it gives alone. Not under ``torch.compile(fullgraph=True)``.
 
         Returns:
             (B, H, N, E) in the dtype of v.
@@ -114,18 +135,70 @@ class Attention(nn.Module, ABC):
             ValueError: shapes or dtypes that do not fit; names them.
         """
         self._check(q, k, v, key_mask, causal)
+        if segments is not None:
+            tensors = {"q": q, "k": k, "v": v}
+            return over_segments(partial(self.forward, causal=causal), segments, tensors, key_mask)
         dtype = v.dtype
-        if q.dtype != dtype or k.dtype != dtype:
-            wide = torch.promote_types(torch.promote_types(q.dtype, k.dtype), dtype)
-            q, k, v = q.to(wide), k.to(wide), v.to(wide)
+        q, k, v = _one_dtype(q, k, v)
         with no_autocast(v.device.type):
             return self._attend(q, k, v, key_mask, causal).to(dtype)
+
+    def extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: State | None = None,
+        *,
+        key_mask: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        """Continue the causal form after the tokens a state remembers; gradients flow through it.
+
+        ``forward(q, k, v, causal=True)`` equals any number of calls on consecutive pieces.
+
+        Args:
+            q: queries of the new tokens (B, H, N, D).
+            k: keys (B, G, N, D).
+            v: values (B, G, N, E).
+            state: from an earlier call; ``None`` at the beginning.
+            key_mask: bool (B, N), True = keep.
+
+        Returns:
+            (B, H, N, E) in the dtype of v, and the state after the last token. The given state is
+            not changed.
+
+        Raises:
+            UnsupportedAttention: the mechanism has no such form; says why.
+            ValueError: shapes or dtypes that do not fit; names them.
+        """
+        self._check_extend(q, k, v, key_mask)
+        dtype = v.dtype
+        q, k, v = _one_dtype(q, k, v)
+        with no_autocast(v.device.type):
+            out, state = self._extend(q, k, v, state, key_mask)
+        return out.to(dtype), state
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None = None
+    ) -> tuple[Tensor, State]:
+        """One token: q (B, H, D), k (B, G, D), v (B, G, E) give (B, H, E) and the new state."""
+        out, state = self.extend(q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2), state)
+        return out.squeeze(2), state
+
+    def reseed(self, seed: int) -> None:
+        """Give the module's own draws another seed; does nothing where nothing is random."""
 
     @abstractmethod
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool
     ) -> Tensor:
         """The mechanism itself, on checked inputs of one dtype, outside autocast."""
+
+    def _extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, key_mask: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """The causal form from a state, on checked inputs of one dtype, outside autocast."""
+        raise NotImplementedError(f"{type(self).__name__} declares a state but has no _extend")
 
     @abstractmethod
     def cost(self, shape: Shape, *, causal: bool = False) -> Cost:
@@ -218,8 +291,24 @@ class Attention(nn.Module, ABC):
         if queries != keys and not capability.cross:
             self._refuse("cross", "cross form")
 
+    def _check_extend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> None:
+        if self.capability.state == "none":
+            causal = None if self.capability.causal else self.unsupported.get("causal")
+            reason = self.unsupported.get("state", causal or "not defined for this mechanism")
+            raise UnsupportedAttention(f"{type(self).__name__} has no state to continue: {reason}")
+        self._check(q, k, v, key_mask, causal=True)
+        if q.shape[2] != k.shape[2]:
+            self._misfit(q, k, v, "extends by as many keys as queries")
+
     def _misfit(self, q: Tensor, k: Tensor, v: Tensor, rule: str) -> None:
         raise ValueError(
             f"{type(self).__name__} {rule}; "
             f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         )
+
+
+def _one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if q.dtype == k.dtype == v.dtype:
+        return q, k, v
+    wide = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    return q.to(wide), k.to(wide), v.to(wide)

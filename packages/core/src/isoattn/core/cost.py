@@ -54,7 +54,8 @@ class Cost:
             v all need gradients: every tensor that passes
             ``torch.autograd.graph.saved_tensors_hooks``, inputs included, each memory once,
             parameters excluded.
-        state_bytes: of the recurrent state after one token, 0 where there is none.
+        state_bytes: of the state after all keys, 0 where there is none; it does not depend on their
+            number where the state is constant.
     """
 
     forward_flops: int

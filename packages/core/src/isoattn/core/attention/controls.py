@@ -7,9 +7,9 @@ from torch import Tensor
 
 from isoattn.core.contract import Attention, Capability
 from isoattn.core.cost import Cost, Shape
-from isoattn.core.ops import reference
 from isoattn.core.ops.blocks import accumulation_dtype
 from isoattn.core.ops.masking import zero_masked
+from isoattn.core.ops.reference import direct as reference
 
 
 def _zero_from(*tensors: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from isoattn.core.contract import Attention, Capability
 from isoattn.core.cost import Cost, Shape
-from isoattn.core.ops import reference
 from isoattn.core.ops.cross_covariance import channel_weights, cross_covariance_attention
 from isoattn.core.ops.masking import no_autocast
+from isoattn.core.ops.reference import direct as reference
 
 
 class CrossCovariance(Attention):

@@ -9,8 +9,8 @@ from torch import Tensor
 from isoattn.core.contract import Attention, Capability
 from isoattn.core.cost import Cost, Shape
 from isoattn.core.features import FEATURES, FeatureMap
-from isoattn.core.ops import reference
 from isoattn.core.ops.linear import CHUNK, linear_attention
+from isoattn.core.ops.reference import direct as reference
 
 
 class Linear(Attention):

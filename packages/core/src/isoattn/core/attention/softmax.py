@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from isoattn.core.contract import Attention, Capability
 from isoattn.core.cost import Cost, Shape
-from isoattn.core.ops import reference
 from isoattn.core.ops.masking import zero_masked
+from isoattn.core.ops.reference import direct as reference
 from isoattn.core.ops.softmax import fused_softmax_attention, math_softmax_attention, unit_scaled
 
 Path = Literal["fused", "math"]

@@ -16,7 +16,7 @@ from isoattn.core.testing.suite import (  # isort: skip
     run_law,
     variants,
 )
-from isoattn.core.testing import construction, masks, algebra, numerics, execution  # isort: skip
+from isoattn.core.testing import construction, masks, algebra, recurrence, numerics, execution  # isort: skip
 from isoattn.core.testing.measure import count_flops, saved_bytes  # isort: skip
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "execution",
     "masks",
     "numerics",
+    "recurrence",
     "run_law",
     "saved_bytes",
     "variants",

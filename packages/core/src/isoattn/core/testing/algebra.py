@@ -15,10 +15,13 @@ from isoattn.core.testing.suite import (
     NotApplicableError,
     Sizes,
     assert_close,
+    attend,
     build,
     forms,
     law,
     leaves,
+    mixing_matrix,
+    reference,
 )
 
 LENGTHS = (1, 2, 7, 63, 64, 65, 131)
@@ -70,7 +73,7 @@ def value_width(factory: AttentionFactory, sizes: Sizes) -> None:
             continue
         if module.capability.mixes == "channels":
             try:
-                module(q, k, wide)
+                attend(module, q, k, wide)
             except ValueError as error:
                 assert "v must have" in str(error), f"the message {str(error)!r} does not say why"
             else:
@@ -90,8 +93,8 @@ def _like_reference(
     module: Attention, inputs: tuple[Tensor, ...], mask: Tensor | None, causal: bool
 ) -> None:
     ours, theirs = leaves(*inputs), leaves(*inputs)
-    out = module(*ours, key_mask=mask, causal=causal)
-    want = module.reference(*theirs, key_mask=mask, causal=causal)
+    out = attend(module, *ours, key_mask=mask, causal=causal)
+    want = reference(module, *theirs, key_mask=mask, causal=causal)
     shape = f"N={inputs[0].shape[2]} M={inputs[1].shape[2]}"
     what = f"{shape} causal={causal} mask={mask is not None}"
     assert_close(out, want, 1e-10, what)
@@ -121,9 +124,13 @@ def grouped_heads(factory: AttentionFactory, sizes: Sizes) -> None:
         q, k, v = inputs
         repeats = sizes.heads // groups
         for causal in forms(module):
-            shared = module(q, k, v, causal=causal)
-            repeated = module(
-                q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1), causal=causal
+            shared = attend(module, q, k, v, causal=causal)
+            repeated = attend(
+                module,
+                q,
+                k.repeat_interleave(repeats, 1),
+                v.repeat_interleave(repeats, 1),
+                causal=causal,
             )
             what = f"{groups} key heads, causal={causal}"
             assert_close(shared, repeated, 1e-12, what)
@@ -139,16 +146,16 @@ def permutation(factory: AttentionFactory, sizes: Sizes) -> None:
     """Permuted tokens give permuted outputs; the order of keys alone does not matter."""
     sizes = sizes.at_most(200)
     module = build(factory, sizes)
-    if not module.capability.bidirectional:
-        raise NotApplicableError("a causal attention depends on the order")
+    if not (module.capability.bidirectional and module.capability.positions == "none"):
+        raise NotApplicableError("it depends on the order")
     draw = Draw()
     q, k, v = draw.qkv(sizes)
     order = torch.randperm(sizes.tokens, generator=draw.generator)
-    out = module(q, k, v)
-    moved = module(q[:, :, order], k[:, :, order], v[:, :, order])
+    out = attend(module, q, k, v)
+    moved = attend(module, q[:, :, order], k[:, :, order], v[:, :, order])
     assert_close(moved, out[:, :, order], 1e-11, "all tokens permuted")
     if module.capability.cross and module.capability.mixes == "tokens":
-        assert_close(module(q, k[:, :, order], v[:, :, order]), out, 1e-11, "keys permuted")
+        assert_close(attend(module, q, k[:, :, order], v[:, :, order]), out, 1e-11, "keys permuted")
 
 
 @law()
@@ -159,14 +166,14 @@ def linear_in_values(factory: AttentionFactory, sizes: Sizes) -> None:
     q, k, v = Draw(0).qkv(sizes)
     other = Draw(1).qkv(sizes)[2]
     for causal in forms(module):
-        out = module(q, k, v, causal=causal)
-        mixed = module(q, k, 2.0 * v - 3.0 * other, causal=causal)
-        want = 2.0 * out - 3.0 * module(q, k, other, causal=causal)
+        out = attend(module, q, k, v, causal=causal)
+        mixed = attend(module, q, k, 2.0 * v - 3.0 * other, causal=causal)
+        want = 2.0 * out - 3.0 * attend(module, q, k, other, causal=causal)
         assert_close(mixed, want, 1e-11, f"causal={causal}: 2 v - 3 w")
         if module.capability.mixes == "channels":
             want = v @ _channel_matrix(module, q, k).transpose(-2, -1)
         else:
-            want = module.matrix(q, k, causal=causal) @ v
+            want = mixing_matrix(module, q, k, causal=causal) @ v
         assert_close(out, want, 1e-11, f"causal={causal}: matrix times v")
 
 
@@ -186,7 +193,7 @@ def row_sums(factory: AttentionFactory, sizes: Sizes) -> None:
         for masked in (False, True) if module.capability.key_mask else (False,):
             mask = draw.mask(sizes.batch, sizes.tokens) if masked else None
             visible = seen if mask is None else seen & mask[:, None, None, :]
-            matrix = module.matrix(q, k, key_mask=mask, causal=causal)
+            matrix = mixing_matrix(module, q, k, key_mask=mask, causal=causal)
             assert not matrix.masked_fill(visible, 0.0).any(), f"causal={causal}: a hidden weight"
             _sums_to_one(module, matrix)
 

@@ -10,7 +10,16 @@ import torch
 
 from isoattn.core.contract import UnsupportedAttention
 from isoattn.core.registry import AttentionFactory
-from isoattn.core.testing.suite import Draw, NotApplicableError, Sizes, build, forms, law
+from isoattn.core.testing.suite import (
+    Draw,
+    NotApplicableError,
+    Sizes,
+    attend,
+    build,
+    forms,
+    law,
+    mixing_matrix,
+)
 
 
 @law()
@@ -42,10 +51,10 @@ def refusals(factory: AttentionFactory, sizes: Sizes) -> None:
     mask = draw.mask(sizes.batch, sizes.tokens)
     causal = forms(module)[0]
     calls: dict[str, Callable[[], object]] = {
-        "causal": lambda: module(q, k, v, causal=True),
-        "bidirectional": lambda: module(q, k, v, causal=False),
-        "cross": lambda: module(*longer, causal=causal),
-        "key_mask": lambda: module(q, k, v, key_mask=mask, causal=causal),
+        "causal": lambda: attend(module, q, k, v, causal=True),
+        "bidirectional": lambda: attend(module, q, k, v, causal=False),
+        "cross": lambda: attend(module, *longer, causal=causal),
+        "key_mask": lambda: attend(module, q, k, v, key_mask=mask, causal=causal),
     }
     for form, call in calls.items():
         if getattr(capability, form):
@@ -55,7 +64,9 @@ def refusals(factory: AttentionFactory, sizes: Sizes) -> None:
             assert reason, f"no reason in {name}.unsupported for {form!r}"
             _raises(UnsupportedAttention, call, form, name, reason)
     if capability.mixes == "channels":
-        _raises(UnsupportedAttention, lambda: module.matrix(q, k), "matrix", "channel_matrix")
+        _raises(
+            UnsupportedAttention, lambda: mixing_matrix(module, q, k), "matrix", "channel_matrix"
+        )
 
 
 @law()
@@ -74,13 +85,15 @@ def bad_input(factory: AttentionFactory, sizes: Sizes) -> None:
         "no key head": (q, k[:, :0], v[:, :0]),
         "another batch": (q, torch.cat([k, k]), torch.cat([v, v])),
     }.items():
-        _raises(ValueError, partial(module, *args, causal=causal), what, "got")
-    _raises(ValueError, lambda: module(q.long(), k, v, causal=causal), "integers", "floating")
+        _raises(ValueError, partial(attend, module, *args, causal=causal), what, "got")
+    _raises(
+        ValueError, lambda: attend(module, q.long(), k, v, causal=causal), "integers", "floating"
+    )
     if module.capability.key_mask:
         for mask in (torch.ones(sizes.batch, sizes.tokens), torch.ones(1, 1, 1, dtype=torch.bool)):
             _raises(
                 ValueError,
-                partial(module, q, k, v, key_mask=mask, causal=causal),
+                partial(attend, module, q, k, v, key_mask=mask, causal=causal),
                 "a mask that is not bool (batch, keys)",
                 "key_mask must be bool",
             )
@@ -95,7 +108,7 @@ def swap(factory: AttentionFactory, sizes: Sizes) -> None:
     torch.manual_seed(12)
     module = factory(sizes.heads, sizes.head_dim)
     q, k, v = Draw().qkv(sizes, dtype=torch.float32)
-    module(q, k, v, causal=forms(module)[0])
+    attend(module, q, k, v, causal=forms(module)[0])
     got = torch.nn.Linear(3, 3).weight
     assert torch.equal(got, want), "weights drawn after the attention differ from those without it"
 
@@ -106,8 +119,8 @@ def state_dict(factory: AttentionFactory, sizes: Sizes) -> None:
     sizes = sizes.at_most(64)
     module = build(factory, sizes)
     inputs, causal = Draw().qkv(sizes), forms(module)[0]
-    want = module(*inputs, causal=causal)
-    assert torch.equal(module(*inputs, causal=causal), want), "two evaluation runs differ"
+    want = attend(module, *inputs, causal=causal)
+    assert torch.equal(attend(module, *inputs, causal=causal), want), "two evaluation runs differ"
     copy = factory(sizes.heads, sizes.head_dim).double().eval()
     copy.load_state_dict(module.state_dict())
     assert torch.equal(copy(*inputs, causal=causal), want), "a loaded copy differs"

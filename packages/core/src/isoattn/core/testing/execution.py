@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from isoattn.core.cost import Shape
 from isoattn.core.registry import AttentionFactory
 from isoattn.core.testing.measure import count_flops, saved_bytes
-from isoattn.core.testing.suite import Draw, Sizes, assert_close, build, forms, law, leaves
+from isoattn.core.testing.suite import (
+    Draw,
+    Sizes,
+    assert_close,
+    attend,
+    build,
+    forms,
+    gates,
+    law,
+    leaves,
+)
 
 
 @law()
@@ -25,8 +36,8 @@ def inputs_unmodified(factory: AttentionFactory, sizes: Sizes) -> None:
             inputs = leaves(*draw.qkv(sizes))
             weight = draw.normal(*inputs[0].shape)
             kept = [x.detach().clone() for x in (*inputs, weight)]
-            out = module(*inputs, key_mask=mask, causal=causal)
-            out.backward(weight)
+            out = attend(module, *inputs, key_mask=mask, causal=causal)
+            torch.autograd.backward(out, weight)
             with torch.no_grad():
                 out.detach().add_(1.0)
             for before, after in zip(kept, (*inputs, weight), strict=True):
@@ -51,7 +62,10 @@ def layouts(factory: AttentionFactory, sizes: Sizes) -> None:
         for causal in forms(module):
             strided = [x.detach().requires_grad_() for x in views]
             plain = leaves(*(x.contiguous() for x in views))
-            got, want = module(*strided, causal=causal), module(*plain, causal=causal)
+            got, want = (
+                attend(module, *strided, causal=causal),
+                attend(module, *plain, causal=causal),
+            )
             assert_close(got, want, 1e-12, f"{name}, causal={causal}")
             weight = Draw(2).normal(*got.shape)
             got_grads = torch.autograd.grad(got, strided, weight)
@@ -66,15 +80,15 @@ def compiled(factory: AttentionFactory, sizes: Sizes) -> None:
     module = build(factory, sizes)
     torch._dynamo.reset()
     # The graph is traced in full and run without generated code, so no C++ compiler is needed.
-    program = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    program: Any = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
     draw = Draw()
     for tokens in (70, 131):
         mask = draw.mask(sizes.batch, tokens) if module.capability.key_mask else None
         for causal in forms(module):
             one = leaves(*draw.qkv(replace(sizes, tokens=tokens)))
             two = leaves(*one)
-            got = program(*one, key_mask=mask, causal=causal)
-            want = module(*two, key_mask=mask, causal=causal)
+            got = attend(program, *one, key_mask=mask, causal=causal)
+            want = attend(module, *two, key_mask=mask, causal=causal)
             what = f"N={tokens}, causal={causal}"
             assert_close(got, want, 1e-11, what)
             for a, b in zip(
@@ -95,10 +109,8 @@ def cost(factory: AttentionFactory, sizes: Sizes) -> None:
         for count in keys:
             for causal in forms(module):
                 inputs = leaves(*Draw().qkv(sizes, keys=count, dtype=dtype))
-
-                def call(inputs: tuple[Tensor, ...] = inputs, causal: bool = causal) -> Tensor:
-                    out: Tensor = module(*inputs, causal=causal)
-                    return out
+                extra = {n: leaves(x)[0] for n, x in gates(module, inputs[1]).items()}
+                run = partial(module, *inputs, causal=causal, **extra)
 
                 shape = Shape(
                     sizes.batch,
@@ -110,8 +122,8 @@ def cost(factory: AttentionFactory, sizes: Sizes) -> None:
                     dtype.itemsize,
                 )
                 said = module.cost(shape, causal=causal)
-                forward, backward = count_flops(call)
-                saved = saved_bytes(call, exclude=module.parameters())
+                forward, backward = count_flops(run)
+                saved = saved_bytes(run, exclude=module.parameters())
                 what = f"{shape}, causal={causal}"
                 for name, declared, counted in (
                     ("forward FLOPs", said.forward_flops, forward),
@@ -121,5 +133,6 @@ def cost(factory: AttentionFactory, sizes: Sizes) -> None:
                     assert declared == counted, (
                         f"{what}: {name} said {declared:,}, counted {counted:,}"
                     )
-                largest = sum(x.numel() for x in (*inputs, inputs[0])) * dtype.itemsize
+                once = (*inputs, inputs[0], *extra.values())
+                largest = sum(x.numel() for x in once) * dtype.itemsize
                 assert 0 <= said.min_bytes <= largest, f"{what}: min_bytes {said.min_bytes}"

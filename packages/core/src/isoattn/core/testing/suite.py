@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from isoattn.core.contract import Attention
+from isoattn.core.contract import Attention, State
 from isoattn.core.registry import AttentionFactory
 
 
@@ -228,6 +228,53 @@ def build(factory: AttentionFactory, sizes: Sizes, dtype: torch.dtype = torch.fl
         for parameter in module.parameters():
             parameter.mul_(1.0 + 0.2 * draw.normal(*parameter.shape, dtype=dtype).tanh())
     return module
+
+
+def gates(module: Attention, k: Tensor) -> dict[str, Tensor]:
+    """The gates an attention takes, as functions of the keys: they move, hide and share with them.
+
+    Without numbers of their own every law holds for gates too, their gradients (in that of k)
+    included, and where k is NaN in a padded token so are they.
+    """
+    found = {}
+    if module.capability.log_decay != "none":
+        x = k if module.capability.log_decay == "channel" else k.mean(-1)
+        found["log_decay"] = -torch.nn.functional.softplus(x)
+    if module.capability.in_gate:
+        found["in_gate"] = 2.0 * k.mean(-1) - 1.0
+    return found
+
+
+def attend(module: Attention, q: Tensor, k: Tensor, v: Tensor, **form: Any) -> Tensor:
+    """The output, with gates where the attention takes them."""
+    out: Tensor = module(q, k, v, **form, **gates(module, k))
+    return out
+
+
+def reference(module: Attention, q: Tensor, k: Tensor, v: Tensor, **form: Any) -> Tensor:
+    """The oracle, with the same gates."""
+    call: Callable[..., Tensor] = module.reference
+    return call(q, k, v, **form, **gates(module, k))
+
+
+def mixing_matrix(module: Attention, q: Tensor, k: Tensor, **form: Any) -> Tensor:
+    """The matrix over tokens, with the same gates."""
+    call: Callable[..., Tensor] = module.matrix
+    return call(q, k, **form, **gates(module, k))
+
+
+def extend(
+    module: Attention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    state: State | None = None,
+    **form: Any,
+) -> tuple[Tensor, State]:
+    """The causal form continued from a state, with the same gates."""
+    call: Callable[..., tuple[Tensor, State]] = module.extend
+    return call(q, k, v, state, **form, **gates(module, k))
 
 
 def leaves(*tensors: Tensor) -> tuple[Tensor, ...]:

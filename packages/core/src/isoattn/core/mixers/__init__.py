@@ -1,0 +1,1 @@
+"""Token mixers x -> y: blocks that own the projections around an attention or a recurrence."""
