@@ -185,6 +185,6 @@ def _check_gate(name: str, gate: str, x: Tensor, want: torch.Size) -> None:
             else "(batch, key heads, tokens)"
         )
         raise ValueError(
-            f"{name}: {gate} must be floating point {axes} = {tuple(want)}; "
+            f"{name}: {gate} must be floating point ({axes}) = {tuple(want)}; "
             f"got {x.dtype} {tuple(x.shape)}"
         )
