@@ -193,6 +193,34 @@ def test_a_missing_reason_is_caught():
     assert "no reason in Silent.unsupported for 'causal'" in result.detail
 
 
+def leaky(deviations):
+    return type("Leaky", (dense(),), {"weights": batch_leak, "deviations": deviations})
+
+
+def test_a_declared_deviation_is_left_out_with_its_reason():
+    released = leaky({"batch_leak": "one maximum for the whole batch"})
+    result = run_law(LAWS["batch_leak"], released, Sizes())
+    assert result.passed
+    assert result.skipped == "broken as released: one maximum for the whole batch"
+    assert run_law(LAWS["deviations"], released, Sizes(tokens=9)).passed
+
+
+@pytest.mark.parametrize(
+    ("deviations", "words"),
+    [
+        ({"row_sums": "a reason"}, "'row_sums' is named as a deviation but holds"),
+        ({"steps": "a reason"}, "'steps' is no deviation"),
+        ({"sums": "a reason"}, "names ['sums'], which are no laws"),
+        ({"deviations": "a reason"}, "names ['deviations'], which are no laws"),
+        ({"batch_leak": ""}, "no reason for 'batch_leak'"),
+    ],
+)
+def test_a_deviation_without_need_is_caught(deviations, words):
+    result = run_law(LAWS["deviations"], leaky(deviations), Sizes())
+    assert not result.passed
+    assert words in result.detail
+
+
 def test_a_float16_sum_is_caught():
     class Half(Linear):
         def _attend(self, q, k, v, key_mask, causal):

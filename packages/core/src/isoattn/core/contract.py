@@ -92,6 +92,12 @@ class Attention(nn.Module, ABC):
 
     capability: Capability
     unsupported: Mapping[str, str] = {}
+    deviations: Mapping[str, str] = {}
+    """Laws of ``isoattn.core.testing`` that a compatibility option knowingly breaks, with reasons.
+
+    Set on the instance by the option. The suite leaves such a law out and reports the reason, and
+    one law checks that each is indeed broken, so none is named without need.
+    """
     no_weight_decay: ClassVar[frozenset[str]] = frozenset()
     """Names of own parameters that an optimiser must not decay."""
 

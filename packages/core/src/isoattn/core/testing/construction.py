@@ -11,6 +11,7 @@ import torch
 from isoattn.core.contract import UnsupportedAttention
 from isoattn.core.registry import AttentionFactory
 from isoattn.core.testing.suite import (
+    LAWS,
     Draw,
     NotApplicableError,
     Sizes,
@@ -134,6 +135,25 @@ def weight_decay(factory: AttentionFactory, sizes: Sizes) -> None:
         raise NotApplicableError("no parameter is exempt from weight decay")
     unknown = module.no_weight_decay - {name for name, _ in module.named_parameters()}
     assert not unknown, f"no_weight_decay names {sorted(unknown)}, which are no parameters"
+
+
+@law()
+def deviations(factory: AttentionFactory, sizes: Sizes) -> None:
+    """Every law that an option is said to break exists and is indeed broken, at default sizes."""
+    declared = factory(sizes.heads, sizes.head_dim).deviations
+    if not declared:
+        raise NotApplicableError("it claims no exception")
+    unknown = declared.keys() - (LAWS.keys() - {"deviations"})
+    assert not unknown, f"deviations names {sorted(unknown)}, which are no laws to be broken"
+    for name, reason in declared.items():
+        assert reason, f"deviations gives no reason for {name!r}"
+        try:
+            LAWS[name].check(factory, Sizes())
+        except NotApplicableError as error:
+            raise AssertionError(f"{name!r} is no deviation: {error}") from None
+        except Exception:  # broken, as declared
+            continue
+        raise AssertionError(f"{name!r} is named as a deviation but holds")
 
 
 def _raises(kind: type[Exception], call: Callable[[], object], what: str, *words: str) -> None:
