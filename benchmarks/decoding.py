@@ -111,7 +111,8 @@ def report(rows: list[dict[str, object]], args: argparse.Namespace) -> None:
         "",
         f"`python benchmarks/decoding.py` on {time.strftime('%Y-%m-%d')}, torch "
         f"{torch.__version__}, CPU, one thread; width {args.dim}, {args.heads} heads, one "
-        f"sequence, float32. Median of {args.steps} steps, then of {args.rounds} interleaved rounds.",
+        f"sequence, float32. Median of {args.steps} steps, then of {args.rounds} interleaved "
+        "rounds.",
     ]
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for title, key, form, axis in (
