@@ -6,6 +6,7 @@ from isoattn.core.attention.linear import Linear
 from isoattn.core.attention.softmax import CosineSoftmax, Softmax
 from isoattn.core.contract import Attention, Capability, State, UnsupportedAttention
 from isoattn.core.cost import Cost, Shape
+from isoattn.core.mixers.multi_head import MultiHead
 from isoattn.core.registry import (
     AttentionFactory,
     attention_factory,
@@ -25,6 +26,7 @@ __all__ = [
     "Identity",
     "Linear",
     "Mean",
+    "MultiHead",
     "Shape",
     "Softmax",
     "State",
