@@ -16,7 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from isoattn.core import Attention, CrossCovariance, attention_factory, attention_spec
+from isoattn.core import (
+    Attention,
+    CrossCovariance,
+    attention_factory,
+    attention_spec,
+    seed_attentions,
+)
 from isoattn.core.factories import build_factory, describe_factory
 from isoattn.core.training.decay_groups import weight_decay_groups
 from isoattn.core.training.schedule import warmup_cosine
@@ -127,6 +133,8 @@ class ImageClassifier(L.LightningModule):
         )
         self.num_classes = num_classes
         self.network: nn.Module = network(attention, in_chans, num_classes)
+        # What an attention draws for itself follows the run's seed, each layer its own.
+        seed_attentions(self.network, torch.initial_seed())
         self.confusion = {split: Confusion(num_classes) for split in ("val", "test")}
         self.loss_sums = {"val": 0.0, "test": 0.0}
         self.loss_items = {"val": 0, "test": 0}

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from isoattn.core import Attention, AttentionFactory
+from isoattn.core.training import derive_seed
 from isoattn.vision.models.self_attention import SelfAttention, layer_indices
 
 
@@ -87,6 +89,8 @@ def swap_attention(
     kept: list[str] = []
     targets = _select(swappable_layers(model), layers)
     built = {name: layer.build_core(attention) for name, layer in targets.items()}
+    for name, core in built.items():
+        core.reseed(derive_seed(torch.initial_seed(), name))
     for name, layer in targets.items():
         old, new = layer.core, built[name]
         shared = _carry(old, new) if keep else set()
