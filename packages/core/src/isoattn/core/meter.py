@@ -1,0 +1,510 @@
+"""The approximation meter: how far an attention is from softmax, and from mean pooling.
+
+Rows of queries are sampled and compared with exact softmax rows, so that no N x M matrix is held.
+The rows of an attention are taken without knowing how it works: o is linear in v, so the gradient
+of output n (channel c) with respect to v (channel c) is row n of its matrix. One forward and one
+backward pass with a row a channel give as many exact rows as v has channels.
+
+    reading = measure(Linear(4, 32), q, k, v)
+    print(reading.skill.value, reading.skill.error)
+
+    with record(model) as readings:  # layer name -> Reading
+        model(batch)
+
+Shape suffixes: as in :mod:`isoattn.core.contract`; S chosen samples, R chosen queries of each.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from isoattn.core.contract import Attention
+from isoattn.core.ops.estimators import RowSample, participation_ratio
+from isoattn.core.ops.masking import no_autocast, zero_masked
+from isoattn.core.training.randomness import derive_seed
+
+_ROWS_OF_A_SAMPLE = 8
+"""So many rows of a chosen sample at least: the effective rank needs pairs of rows."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One measured number.
+
+    Args:
+        value: NaN where it is undefined for this attention, inf where it diverges.
+        error: standard error from sampling queries; 0 where all were looked at, NaN where unknown.
+        estimator: how it was made, or why it is undefined.
+    """
+
+    value: float
+    error: float
+    estimator: str
+
+    @property
+    def defined(self) -> bool:
+        """Whether there is a value, be it infinite."""
+        return not math.isnan(self.value)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the meter says of one attention on one batch.
+
+    Weights are those of the implied matrix A, o = A v; ``softmax_...`` is said of exact softmax on
+    the same q, k, for comparison. Entropies are in nats.
+
+    Args:
+        attention: name of the class.
+        batch: B.
+        heads: H.
+        queries: N.
+        keys: M.
+        rows: queries looked at, in all samples together; each in every head.
+        causal: the form that was measured.
+        output_error: ||o - o_softmax|| / ||o_softmax||, Frobenius norms over all queries.
+        mean_error: the same for the mean of the visible values.
+        skill: 1 - (output_error / mean_error)^2: 1 is softmax, 0 no better than mean pooling.
+        kl: KL(softmax || A), rows of A divided by their sums.
+        top1: how often the heaviest key of A is the heaviest of softmax; a tie counts in part.
+        negative_mass: share of negative weights in the sum of absolute weights of a row.
+        row_sum: sum of a row of A.
+        row_sum_deviation: |row sum - 1|.
+        entropy: of a row of A divided by its sum.
+        effective_keys: exp(entropy), averaged over rows.
+        effective_rank: (sum s^2)^2 / sum s^4 of the singular values s of A.
+        softmax_entropy: entropy of a row of softmax.
+        softmax_effective_keys: exp of it.
+        softmax_effective_rank: effective rank of softmax.
+    """
+
+    attention: str
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    rows: int
+    causal: bool
+    output_error: Quantity
+    mean_error: Quantity
+    skill: Quantity
+    kl: Quantity
+    top1: Quantity
+    negative_mass: Quantity
+    row_sum: Quantity
+    row_sum_deviation: Quantity
+    entropy: Quantity
+    effective_keys: Quantity
+    effective_rank: Quantity
+    softmax_entropy: Quantity
+    softmax_effective_keys: Quantity
+    softmax_effective_rank: Quantity
+
+    def quantities(self) -> dict[str, Quantity]:
+        """The measured numbers by name."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: x for name, x in found.items() if isinstance(x, Quantity)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: NaN becomes None, inf the word ``"inf"``."""
+        plain: dict[str, Any] = {}
+        for field in fields(self):
+            x = getattr(self, field.name)
+            if isinstance(x, Quantity):
+                x = {
+                    "value": _plain(x.value),
+                    "error": _plain(x.error),
+                    "estimator": x.estimator,
+                }
+            plain[field.name] = x
+        return plain
+
+
+def measure(
+    attention: Attention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    key_mask: Tensor | None = None,
+    causal: bool = False,
+    segments: Tensor | None = None,
+    log_decay: Tensor | None = None,
+    in_gate: Tensor | None = None,
+    queries: int = 64,
+    seed: int = 0,
+) -> Reading:
+    """Compare an attention with exact softmax and with mean pooling on the same q, k, v.
+
+    Nothing of the caller's changes: no gradient reaches q, k, v or a parameter, buffers, draws,
+    mode and torch's generator are as before. The attention is measured in the mode it is in; in
+    training mode a stochastic one is measured at one draw. Padded queries (where queries are the
+    keys) and queries without a visible key are left out. Memory is O(queries x M) a head beside
+    what the attention itself needs.
+
+    Args:
+        attention: what is measured.
+        q: queries (B, H, N, D).
+        k: keys (B, G, M, D).
+        v: values (B, G, M, E).
+        key_mask: bool (B, M), True = keep.
+        causal: query i sees keys j <= i only.
+        segments: integer ids (B, N), as in :meth:`Attention.forward`.
+        log_decay: gate, for attentions that take it.
+        in_gate: gate, for attentions that take it.
+        queries: how many are looked at, in all samples together: up to queries / 8 samples are
+            chosen, then queries of each.
+        seed: of the choice.
+
+    Returns:
+        The reading; what is undefined for the mechanism says why.
+
+    Raises:
+        UnsupportedAttention: the form is not defined for this mechanism.
+        ValueError: what does not fit, ``queries`` below 2, or no query that sees a key.
+    """
+    if queries < 2:
+        raise ValueError(f"queries must be at least 2, got {queries}")
+    gates = {"log_decay": log_decay, "in_gate": in_gate}
+    given = {name: gate for name, gate in gates.items() if gate is not None}
+    taken = inspect.signature(attention.forward).parameters
+    for name in given:
+        if name not in taken:
+            raise ValueError(f"{type(attention).__name__} takes no {name}")
+    form: dict[str, Any] = {"causal": causal}
+    attention._check(q, k, v, key_mask, causal)
+    with torch.inference_mode(False), torch.no_grad(), no_autocast(v.device.type):
+        tensors = {"q": q, "k": k, "v": v, **given}
+        if key_mask is not None:
+            tensors["key_mask"] = key_mask
+        if segments is not None:
+            tensors["segments"] = segments
+        sample, chosen_S, place_SR = _choose(
+            q, key_mask, segments, k.shape[2], causal, queries, seed
+        )
+        # copies: tensors made in inference mode cannot take part in a gradient
+        tensors = {n: x.detach()[chosen_S].clone() for n, x in tensors.items()}
+        if key_mask is not None and q.shape[2] == k.shape[2]:
+            # a NaN in a padded query would meet its zero gradient
+            tensors["q"] = zero_masked(tensors["q"], tensors["key_mask"])
+        call = _Call(attention, tensors, form)
+        seen_SRM = _visible(place_SR, tensors, causal)
+        soft_SHRM = _softmax_rows(place_SR, seen_SRM, tensors)
+        rows_SHRM = None
+        if attention.capability.mixes != "channels":
+            rows_SHRM = call.rows(place_SR)
+        out_SHRE = _pick(call(tensors["v"]), place_SR).to(soft_SHRM.dtype)
+        eps = torch.finfo(v.dtype).eps
+        return Reading(
+            attention=type(attention).__name__,
+            batch=q.shape[0],
+            heads=attention.heads,
+            queries=q.shape[2],
+            keys=k.shape[2],
+            rows=int(sample.keep_SR.sum()),
+            causal=causal,
+            **_against_softmax(sample, out_SHRE, soft_SHRM, seen_SRM, tensors, attention.heads),
+            **_of_rows(sample, rows_SHRM, soft_SHRM, seen_SRM, eps),
+        )
+
+
+@contextmanager
+def record(model: nn.Module, *, queries: int = 64, seed: int = 0) -> Iterator[dict[str, Reading]]:
+    """Measure every attention in a model while it runs.
+
+    Args:
+        model: any module; attentions in it are found.
+        queries: looked at in each, as in :func:`measure`.
+        seed: of the choice of queries, which each layer makes anew.
+
+    Yields:
+        A dict that fills during the forward pass: name of the layer -> reading. A layer that is
+        called again adds ``name#2``, ``name#3``, ... Only ``forward`` is seen, not ``extend``.
+    """
+    readings: dict[str, Reading] = {}
+    busy = False
+
+    def hook_for(name: str) -> Any:
+        calls = 0
+
+        def hook(module: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            nonlocal busy, calls
+            if busy:  # an attention inside an attention, called by the meter itself
+                return
+            calls += 1
+            key = name if calls == 1 else f"{name}#{calls}"
+            busy = True
+            try:
+                bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+                readings[key] = measure(
+                    module, **bound, queries=queries, seed=derive_seed(seed, key)
+                )
+            finally:
+                busy = False
+
+        return hook
+
+    handles = [
+        module.register_forward_pre_hook(hook_for(name), with_kwargs=True)
+        for name, module in model.named_modules()
+        if isinstance(module, Attention)
+    ]
+    try:
+        yield readings
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Quiet(nn.Module):
+    """Calls the forward of an attention without its hooks."""
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, *args: Tensor, **kwargs: Any) -> Tensor:
+        return self.attention.forward(*args, **kwargs)
+
+
+class _Call:
+    """An attention as a function of v alone, every call with the same draws and no side effect."""
+
+    def __init__(self, attention: Attention, tensors: dict[str, Tensor], form: dict[str, Any]):
+        self.module = _Quiet(attention)
+        self.q, self.k, self.v = tensors["q"], tensors["k"], tensors["v"]
+        self.form = {**form, **{n: x for n, x in tensors.items() if n not in ("q", "k", "v")}}
+        self.devices = [self.v.device] if self.v.device.type == "cuda" else []
+
+    def __call__(self, v: Tensor) -> Tensor:
+        state = {n: x.detach() for n, x in self.module.named_parameters()}
+        state |= {n: x.detach().clone() for n, x in self.module.named_buffers()}
+        with torch.random.fork_rng(devices=self.devices):
+            out: Tensor = functional_call(self.module, state, (self.q, self.k, v), self.form)
+        return out
+
+    def rows(self, place_SR: Tensor) -> Tensor:
+        """Rows of the implied matrix (S, H, R, M), in float32 at least."""
+        samples, groups, keys, width = self.v.shape
+        heads, rows = self.q.shape[1], place_SR.shape[1]
+        found = self.v.new_empty(samples, heads, rows, keys)
+        sample_S1 = torch.arange(samples, device=self.v.device)[:, None]
+        for start in range(0, rows, width):
+            place = place_SR[:, start : start + width]
+            channel = torch.arange(place.shape[1], device=self.v.device)
+            with torch.enable_grad():
+                probe = torch.zeros_like(self.v).requires_grad_()
+                out = self(probe)
+            repeats = heads // groups
+            for r in range(repeats):  # query heads that share a key head, one after the other
+                pick = torch.zeros_like(out)
+                pick[:, r::repeats].transpose(1, 2)[sample_S1, place, :, channel] = 1.0
+                (grad,) = torch.autograd.grad(out, probe, pick, retain_graph=r + 1 < repeats)
+                part = grad[..., : place.shape[1]].transpose(2, 3)
+                found[:, r::repeats, start : start + width] = part
+        return found.to(torch.promote_types(found.dtype, torch.float32))
+
+
+def _choose(
+    q: Tensor,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
+    keys: int,
+    causal: bool,
+    queries: int,
+    seed: int,
+) -> tuple[RowSample, Tensor, Tensor]:
+    """Samples (S) and queries of each (S, R); places of a sample with fewer are filled with 0."""
+    batch, tokens = q.shape[0], q.shape[2]
+    valid = torch.ones(batch, tokens, dtype=torch.bool)
+    if key_mask is not None:
+        keep = key_mask.detach().cpu()
+        if tokens == keys:
+            valid = keep
+        elif causal:
+            valid = keep.cumsum(1)[:, :tokens].clamp(max=1).bool()
+            valid = torch.nn.functional.pad(valid, (0, tokens - valid.shape[1]), value=True)
+            valid &= keep.any(1, keepdim=True)
+        else:
+            valid = keep.any(1, keepdim=True).expand(batch, tokens)
+    if not keys or not valid.any():
+        raise ValueError(
+            f"There is no query that sees a key: q {tuple(q.shape)}, {keys} keys"
+            + ("" if key_mask is None else f", of which {int(key_mask.sum())} are not masked")
+        )
+    generator = torch.Generator().manual_seed(derive_seed(seed, "meter"))
+    usable = valid.any(1).nonzero()[:, 0]
+    count = min(len(usable), max(2, queries // _ROWS_OF_A_SAMPLE))
+    chosen = usable[torch.randperm(len(usable), generator=generator)[:count]].sort().values
+    size = -(-queries // count)
+    order = torch.rand(batch, tokens, generator=generator)[chosen].masked_fill(~valid[chosen], 2.0)
+    place = order.argsort(1)[:, :size]
+    rows = valid[chosen].sum(1)
+    keep_SR = torch.arange(place.shape[1]) < rows[:, None]
+    device = q.device
+    sample = RowSample(keep_SR, rows.double(), len(usable))
+    return sample, chosen.to(device), place.where(keep_SR, 0).to(device)
+
+
+def _visible(place_SR: Tensor, tensors: dict[str, Tensor], causal: bool) -> Tensor:
+    """Which chosen query sees which key: (S, R, M)."""
+    samples, keys = tensors["k"].shape[0], tensors["k"].shape[2]
+    key = torch.arange(keys, device=place_SR.device)
+    seen = torch.ones(samples, place_SR.shape[1], keys, dtype=torch.bool, device=place_SR.device)
+    if "key_mask" in tensors:
+        seen &= tensors["key_mask"][:, None]
+    if causal:
+        seen &= key <= place_SR[..., None]
+    if "segments" in tensors:
+        ids = tensors["segments"]
+        seen &= ids[:, None] == ids.gather(1, place_SR)[..., None]
+    return seen
+
+
+def _softmax_rows(place_SR: Tensor, seen_SRM: Tensor, tensors: dict[str, Tensor]) -> Tensor:
+    """Exact softmax rows (S, H, R, M) of the chosen queries, float64 on the CPU."""
+    q, k = _wide(tensors["q"]), _wide(zero_masked(tensors["k"], tensors.get("key_mask")))
+    q = _pick(q, place_SR)
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    logits = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5
+    rows: Tensor = logits.masked_fill(~seen_SRM[:, None], -math.inf).softmax(-1)
+    return rows
+
+
+def _pick(x_SHNE: Tensor, place_SR: Tensor) -> Tensor:
+    index = place_SR[:, None, :, None].expand(-1, x_SHNE.shape[1], -1, x_SHNE.shape[3])
+    return x_SHNE.gather(2, index)
+
+
+def _wide(x: Tensor) -> Tensor:
+    wide = torch.float64 if x.device.type in ("cpu", "cuda") else torch.float32
+    return x.to(torch.promote_types(x.dtype, wide))
+
+
+def _against_softmax(
+    sample: RowSample,
+    out_SHRE: Tensor,
+    soft_SHRM: Tensor,
+    seen_SRM: Tensor,
+    tensors: dict[str, Tensor],
+    heads: int,
+) -> dict[str, Quantity]:
+    """Output error, that of mean pooling, and skill."""
+    v = _wide(zero_masked(tensors["v"], tensors.get("key_mask")))
+    v = v.repeat_interleave(heads // v.shape[1], 1)
+    weights = seen_SRM.to(v.dtype)
+    mean = (weights / weights.sum(-1, keepdim=True).clamp(min=1.0))[:, None] @ v
+    exact = soft_SHRM @ v
+    ours, pooled, size = (x.square().sum((1, 3)) for x in (out_SHRE - exact, mean - exact, exact))
+    skill, error = sample.ratio(ours, pooled)
+    how = "ratio of sums over sampled queries"
+    lost = "undefined: mean pooling equals softmax here" if math.isnan(skill) else how
+    return {
+        "output_error": _root(sample.ratio(ours, size), how),
+        "mean_error": _root(sample.ratio(pooled, size), how),
+        "skill": Quantity(1.0 - skill, error, lost),
+    }
+
+
+def _root(square: tuple[float, float], how: str) -> Quantity:
+    value, error = square
+    if math.isnan(value):
+        return Quantity(value, error, "undefined: the output of softmax is 0 here")
+    root = math.sqrt(value)
+    return Quantity(root, error / (2 * root) if root else 0.0, f"square root of a {how}")
+
+
+def _of_rows(
+    sample: RowSample,
+    rows_SHRM: Tensor | None,
+    soft_SHRM: Tensor,
+    seen_SRM: Tensor,
+    eps: float,
+) -> dict[str, Quantity]:
+    """What is said of the matrix of the attention, and of that of softmax."""
+    how = "mean over sampled rows"
+    pairs = "unbiased traces from pairs of sampled rows, jackknife error"
+    entropy = _entropy(soft_SHRM)
+    found = {
+        "softmax_entropy": _mean(sample, entropy, how),
+        "softmax_effective_keys": _mean(sample, entropy.exp(), how),
+        "softmax_effective_rank": Quantity(*participation_ratio(soft_SHRM, sample), pairs),
+    }
+    names = ("negative_mass", "row_sum", "row_sum_deviation", "top1", "effective_rank")
+    distribution = ("kl", "entropy", "effective_keys")
+    if rows_SHRM is None:
+        why = "undefined: it mixes channels, so it has no matrix over tokens"
+        return found | {n: Quantity(math.nan, math.nan, why) for n in (*names, *distribution)}
+    rows = rows_SHRM.to(soft_SHRM.dtype)
+    total = rows.sum(-1)
+    mass = rows.abs().sum(-1)
+    negative = rows.clamp(max=0.0).neg().sum(-1) / mass.clamp(min=torch.finfo(mass.dtype).tiny)
+    found |= {
+        "negative_mass": _mean(sample, negative, how),
+        "row_sum": _mean(sample, total, how),
+        "row_sum_deviation": _mean(sample, (total - 1.0).abs(), how),
+        "top1": _mean(sample, _top1(rows, soft_SHRM, seen_SRM, eps), how),
+        "effective_rank": Quantity(*participation_ratio(rows, sample), pairs),
+    }
+    keep = sample.keep_SR.to(total.device)[:, None].expand_as(total)
+    signed = ((negative > 128 * eps) & keep).sum() / keep.sum()
+    empty = ((total <= 0) & keep).sum() / keep.sum()
+    if signed > 0 or empty > 0:
+        why = f"{signed:.0%} of the rows have negative weights"
+        why = why if signed > 0 else f"{empty:.0%} of the rows have no weight"
+        return found | {n: Quantity(math.nan, math.nan, f"undefined: {why}") for n in distribution}
+    rows = rows.clamp(min=0.0) / total.clamp(min=torch.finfo(total.dtype).tiny).unsqueeze(-1)
+    entropy = _entropy(rows)
+    return found | {
+        "kl": _mean(sample, _kl(soft_SHRM, rows, eps), how),
+        "entropy": _mean(sample, entropy, how),
+        "effective_keys": _mean(sample, entropy.exp(), how),
+    }
+
+
+def _mean(sample: RowSample, x_SHR: Tensor, how: str) -> Quantity:
+    value, error = sample.mean(x_SHR.mean(1))
+    if math.isinf(value):
+        how = "infinite: a key that softmax weighs has weight 0"
+    return Quantity(value, error, how)
+
+
+def _entropy(rows: Tensor) -> Tensor:
+    terms: Tensor = torch.special.xlogy(rows, rows)
+    return -terms.sum(-1)
+
+
+def _kl(soft: Tensor, rows: Tensor, eps: float) -> Tensor:
+    """KL a row; a weight of 0 where softmax is below the rounding of the dtype counts nothing."""
+    lost = (rows == 0) & (soft > eps)
+    terms: Tensor = torch.special.xlogy(soft, soft) - torch.special.xlogy(soft, rows)
+    terms = terms.masked_fill(rows == 0, 0.0).masked_fill(lost, math.inf)
+    return terms.sum(-1).clamp(min=0.0)
+
+
+def _top1(rows: Tensor, soft: Tensor, seen_SRM: Tensor, eps: float) -> Tensor:
+    """Share of the heaviest keys of a row that are heaviest in softmax; ties by rounding count."""
+    ours = _heaviest(rows, seen_SRM, eps)
+    both = ours & _heaviest(soft, seen_SRM, eps)
+    return both.sum(-1).to(soft.dtype) / ours.sum(-1).clamp(min=1)
+
+
+def _heaviest(rows: Tensor, seen_SRM: Tensor, eps: float) -> Tensor:
+    visible = seen_SRM[:, None]
+    top = rows.masked_fill(~visible, -math.inf).amax(-1, keepdim=True)
+    return (rows >= top - 16 * eps * top.abs()) & visible
+
+
+def _plain(x: float) -> float | str | None:
+    if math.isnan(x):
+        return None
+    return x if math.isfinite(x) else "inf"
