@@ -1,0 +1,494 @@
+"""``isoattn bench``: time and memory of attentions over the number of tokens."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from isoattn.apps.base.errors import UserError, near
+from isoattn.apps.base.run_folder import environment
+from isoattn.apps.core.arguments import (
+    Parser,
+    add_shared,
+    at_least_one,
+    choose,
+    import_modules,
+    new_folder,
+    own_attentions,
+)
+from isoattn.apps.core.memory import ChildDiedError, peak_bytes
+from isoattn.apps.core.methods import PEERS, Method, Run, Sizes
+from isoattn.apps.core.timing import (
+    Peaks,
+    Timed,
+    clocked,
+    forward_only,
+    machine_peaks,
+    one_round,
+    spread,
+    train_step,
+    warm_up,
+)
+from isoattn.core import UnsupportedAttention, attention_spec
+
+BASELINE = Method("Softmax", "attention", attention_spec("Softmax"))
+MATH = Method(
+    "Softmax(path='math')",
+    "attention",
+    {"class_path": "isoattn.core.Softmax", "init_args": {"path": "math"}},
+)
+
+_DESCRIPTION = """\
+Time, memory, FLOPs and crossover of attentions against fused softmax, in one run.
+
+  isoattn bench
+  isoattn bench --attentions Linear "Linear(feature_map=relu)" --tokens 256 1024 4096
+  isoattn bench --layers --dim 256 --heads 4 --head_dim 64
+  isoattn bench --causal --peers none
+
+Rounds are interleaved (A B C A B C), so that a slow moment of the machine hits all; a time is the
+median of the rounds, a ratio to Softmax the median of the ratios of each round. Memory is the peak
+of a process of its own above its inputs. An operator gets q, k, v as views of one projection.
+"""
+
+
+@dataclass
+class Row:
+    """What was measured of one method at one number of tokens; seconds and bytes.
+
+    Args:
+        method: label.
+        kind: ``"attention"`` or ``"peer"``.
+        version: of a peer.
+        tokens: N.
+        note: why something is missing; empty where all is there.
+        rounds: that were timed.
+        forward: median time of a forward pass by the clock that was chosen.
+        train: of a forward and backward pass.
+        forward_iqr: interquartile range over the rounds.
+        train_iqr: the same.
+        forward_wall: median wall time.
+        train_wall: the same.
+        forward_cpu: median processor time of the process.
+        train_cpu: the same.
+        forward_ratio: to Softmax at the same number of tokens.
+        train_ratio: the same.
+        forward_flops: closed form.
+        train_flops: closed form.
+        forward_min_bytes: the inputs read and the output written once; a backward pass as much.
+        saved_bytes: kept between forward and backward, closed form.
+        forward_bound: roofline seconds.
+        train_bound: the same.
+        forward_peak: bytes.
+        train_peak: bytes.
+    """
+
+    method: str
+    kind: str
+    version: str
+    tokens: int
+    note: str = ""
+    rounds: int = 0
+    forward: float | None = None
+    train: float | None = None
+    forward_iqr: float | None = None
+    train_iqr: float | None = None
+    forward_wall: float | None = None
+    train_wall: float | None = None
+    forward_cpu: float | None = None
+    train_cpu: float | None = None
+    forward_ratio: float | None = None
+    train_ratio: float | None = None
+    forward_flops: int | None = None
+    train_flops: int | None = None
+    forward_min_bytes: int | None = None
+    saved_bytes: int | None = None
+    forward_bound: float | None = None
+    train_bound: float | None = None
+    forward_peak: int | None = None
+    train_peak: int | None = None
+
+
+@dataclass
+class Bench:
+    """Everything a report needs."""
+
+    sizes: Sizes
+    tokens: list[int]
+    settings: dict[str, Any]
+    peaks: Peaks
+    rows: list[Row] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+
+    def of(self, method: str) -> list[Row]:
+        """The rows of one method, by rising number of tokens."""
+        return [row for row in self.rows if row.method == method]
+
+    @property
+    def methods(self) -> list[str]:
+        """Labels in the order of the command line."""
+        return list(dict.fromkeys(row.method for row in self.rows))
+
+
+class Advance(Protocol):
+    """Called after each step with what it was."""
+
+    def __call__(self, text: str, /) -> None:
+        """One step is done."""
+
+
+def run_bench(argv: list[str]) -> int:
+    """Run ``isoattn bench``; returns the exit status."""
+    options = _parser().parse_args(argv)
+    import_modules(options.imports)
+    sizes = _sizes(options)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    methods, absent = _methods(options)
+    folder = new_folder(options.out, "bench", _folder_name(options))
+    steps = len(set(options.tokens)) * len(methods) * (1 if options.no_memory else 3)
+    with progress(steps) as advance:
+        bench = measure(methods, sizes, options, advance)
+    bench.absent = absent
+    from isoattn.apps.core.bench_report import print_bench, write_bench  # matplotlib is slow
+
+    write_bench(bench, folder)
+    print_bench(bench, folder)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser("isoattn bench", description=_DESCRIPTION)
+    parser.add_argument(
+        "--attentions",
+        nargs="+",
+        metavar="NAME",
+        help="Name, 'Name(option=value)' or JSON; default: all of isoattn.core that have the form",
+    )
+    parser.add_argument(
+        "--tokens",
+        nargs="+",
+        type=at_least_one,
+        default=[256, 512, 1024, 2048, 4096],
+        metavar="N",
+        help="default 256 512 1024 2048 4096",
+    )
+    parser.add_argument("--layers", action="store_true", help="whole layers, with projections")
+    parser.add_argument(
+        "--dim", type=at_least_one, help="channels of a layer; default heads x head_dim"
+    )
+    parser.add_argument(
+        "--peers",
+        nargs="+",
+        default=["all"],
+        metavar="PACKAGE",
+        help=f"all (default), none, or some of {', '.join(PEERS)}",
+    )
+    parser.add_argument(
+        "--clock",
+        choices=("wall", "cpu"),
+        default="wall",
+        help="which time is shown and compared; cpu is the processor time of the process, "
+        "steadier on a busy machine (both are recorded)",
+    )
+    parser.add_argument("--rounds", type=at_least_one, default=7, help="default 7")
+    parser.add_argument(
+        "--max_seconds",
+        type=float,
+        default=20.0,
+        help="of all rounds of one method at one N (default 20): fewer rounds where it is slow, "
+        "none where one call is expected to take longer",
+    )
+    parser.add_argument(
+        "--max_memory", type=float, default=4.0, help="GiB a call may keep (default 4)"
+    )
+    parser.add_argument("--no_memory", action="store_true", help="leave out the memory")
+    add_shared(parser)
+    return parser
+
+
+def _sizes(options: argparse.Namespace) -> Sizes:
+    if options.clock == "cpu" and options.device != "cpu":
+        raise UserError("--clock cpu says nothing of a device that works on its own: use wall.")
+    if options.dim and not options.layers:
+        raise UserError("--dim is the width of a whole layer: give --layers with it.")
+    try:
+        torch.empty(0, device=options.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--device {options.device}: {reason}") from error
+    return Sizes(
+        max(options.tokens),
+        options.heads,
+        options.head_dim,
+        options.batch,
+        options.causal,
+        options.dtype,
+        options.device,
+        (options.dim or options.heads * options.head_dim) if options.layers else None,
+        options.seed,
+    )
+
+
+def _methods(options: argparse.Namespace) -> tuple[list[Method], list[str]]:
+    """Softmax first, then what was asked for, then peers; also what is not there, and why."""
+    named = options.attentions is not None
+    asked = [choose(text) for text in options.attentions or own_attentions()]
+    methods = [BASELINE] + ([] if named else [MATH])
+    absent = []
+    for chosen in asked:
+        capability = chosen.factory(options.heads, options.head_dim).capability
+        has = capability.causal if options.causal else capability.bidirectional
+        form = "causal" if options.causal else "bidirectional"
+        if not has and named:
+            raise UserError(
+                f"{chosen.label} has no {form} form. Leave it out, or "
+                f"{'leave out --causal' if options.causal else 'add --causal'}."
+            )
+        if has and chosen.label != BASELINE.label:
+            methods.append(Method(chosen.label, "attention", chosen.spec))
+    for name in _peer_names(options.peers):
+        peer = PEERS[name]
+        found = peer.method(name)
+        if found is None:
+            absent.append(f"{name} ({peer.what}): not installed")
+        elif options.causal and not peer.causal:
+            absent.append(f"{name} ({peer.what}): has no causal form")
+        else:
+            methods.append(found)
+    return methods, absent
+
+
+def _peer_names(asked: Sequence[str]) -> list[str]:
+    if list(asked) in (["all"], ["none"]):
+        return list(PEERS) if asked[0] == "all" else []
+    for name in asked:
+        if name not in PEERS:
+            hint = near(name, [*PEERS, "all", "none"])
+            raise UserError(f"--peers: there is no peer {name!r}. {hint}")
+    return list(asked)
+
+
+def _folder_name(options: argparse.Namespace) -> str:
+    what = f"layers-{options.dim or options.heads * options.head_dim}" if options.layers else "ops"
+    form = "-causal" if options.causal else ""
+    return f"{what}-h{options.heads}-d{options.head_dim}{form}-{options.dtype}"
+
+
+def measure(
+    methods: list[Method], sizes: Sizes, options: argparse.Namespace, advance: Advance
+) -> Bench:
+    """Time every method at every number of tokens, then its memory."""
+    warm_up()
+    tokens = sorted(set(options.tokens))
+    settings = {
+        **{k: v for k, v in asdict(sizes).items() if k != "tokens"},
+        "tokens": tokens,
+        "rounds": options.rounds,
+        "clock": options.clock,
+        "threads": torch.get_num_threads(),
+        "warmed_with": "gelu(tanh), before which float32 exponentials can be slower",
+        "environment": environment(),
+    }
+    bench = Bench(sizes, tokens, settings, machine_peaks(sizes))
+    for count in tokens:
+        here = sizes.at(count)
+        rows = [Row(m.label, m.kind, m.version, count) for m in methods]
+        _time(methods, rows, here, bench, options, advance)
+        for method, row in zip(methods, rows, strict=True):
+            if not options.no_memory:
+                _weigh(method, row, here, options, advance)
+        bench.rows += rows
+    return bench
+
+
+def _time(
+    methods: list[Method],
+    rows: list[Row],
+    sizes: Sizes,
+    bench: Bench,
+    options: argparse.Namespace,
+    advance: Advance,
+) -> None:
+    """Fill in times, and ratios to the first method, round by round."""
+    x = sizes.x()
+    runs: dict[str, Run] = {}
+    rounds: dict[str, int] = {}
+    for method, row in zip(methods, rows, strict=True):
+        _closed_forms(method, row, sizes, bench)
+        try:
+            row.note = _too_large(row, bench, options)
+            if row.note:
+                continue
+            run = method.build(sizes)
+            # The first call pays for what the later ones find ready.
+            forward_only(run, x)
+            first = clocked(partial(train_step, run, x), sizes.device)[0]
+        except (ValueError, UnsupportedAttention, RuntimeError, ImportError) as error:
+            row.note = str(error).splitlines()[0]
+            continue
+        runs[method.label] = run
+        rounds[method.label] = max(1, min(options.rounds, int(options.max_seconds / (2 * first))))
+    timed = {label: Timed() for label in runs}
+    for number in range(options.rounds):
+        for label, run in runs.items():
+            if number < rounds[label]:
+                one_round(run, x, sizes.device, timed[label])
+    base = timed.get(methods[0].label)
+    for row in rows:
+        if row.method in timed:
+            _fill(row, timed[row.method], base, options.clock)
+        advance(f"{row.method}, {row.tokens} tokens")
+
+
+def _fill(row: Row, timed: Timed, base: Timed | None, clock: str) -> None:
+    row.rounds = len(timed.of("forward", clock))
+    for part in ("forward", "train"):
+        values = timed.of(part, clock)
+        setattr(row, part, statistics.median(values))
+        setattr(row, f"{part}_iqr", spread(values))
+        setattr(row, f"{part}_wall", statistics.median(timed.of(part, "wall")))
+        setattr(row, f"{part}_cpu", statistics.median(timed.of(part, "cpu")))
+        if base is not None:
+            pairs = zip(values, base.of(part, clock), strict=False)
+            setattr(row, f"{part}_ratio", statistics.median(ours / its for ours, its in pairs))
+
+
+def _closed_forms(method: Method, row: Row, sizes: Sizes, bench: Bench) -> None:
+    try:
+        cost = method.cost(sizes)
+    except (ValueError, UnsupportedAttention):
+        return
+    if cost is None:
+        return
+    row.forward_flops, row.train_flops = cost.forward_flops, cost.flops
+    row.forward_min_bytes, row.saved_bytes = cost.min_bytes, cost.saved_bytes
+    row.forward_bound = bench.peaks.bound(cost.forward_flops, cost.min_bytes)
+    row.train_bound = bench.peaks.bound(cost.flops, 2 * cost.min_bytes)
+
+
+def _too_large(row: Row, bench: Bench, options: argparse.Namespace) -> str:
+    """Why this call is not made: expected to take too long, or to keep too much."""
+    before = [r for r in bench.of(row.method) if r.train is not None]
+    earlier = [r for r in bench.of(row.method) if r.note.startswith("left out")]
+    if before and before[-1].train is not None:
+        last = before[-1]
+        growth = row.tokens / last.tokens
+        if row.train_flops and last.train_flops:
+            growth = row.train_flops / last.train_flops
+        expected = growth * (last.train or 0.0)
+        if expected > options.max_seconds:
+            return (
+                f"left out: about {expected:.0f} s expected, --max_seconds {options.max_seconds:g}"
+            )
+    if earlier:
+        return earlier[-1].note
+    if (row.saved_bytes or 0) > options.max_memory * 2**30:
+        kept = (row.saved_bytes or 0) / 2**30
+        return f"left out: would keep {kept:.1f} GiB, --max_memory {options.max_memory:g}"
+    return ""
+
+
+def _weigh(
+    method: Method, row: Row, sizes: Sizes, options: argparse.Namespace, advance: Advance
+) -> None:
+    for part in ("forward", "train"):
+        if row.train is not None:
+            try:
+                peak = peak_bytes(
+                    method,
+                    sizes,
+                    train=part == "train",
+                    threads=torch.get_num_threads(),
+                    imports=options.imports,
+                )
+                setattr(row, f"{part}_peak", peak)
+            except ChildDiedError as error:
+                row.note = f"memory: {error}"
+        advance(f"{row.method}, {row.tokens} tokens, memory")
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Where a method becomes cheaper than Softmax and stays so.
+
+    Args:
+        tokens: interpolated; None where it does not happen between the measured numbers.
+        text: ``1,234``, ``< 256``, ``> 4,096`` or ``-`` where nothing was measured.
+    """
+
+    tokens: float | None
+    text: str
+
+
+def crossover(tokens: Sequence[int], ratios: Sequence[float]) -> Crossover:
+    """Interpolate a ratio to Softmax to 1, both axes logarithmic.
+
+    Args:
+        tokens: rising.
+        ratios: cost over that of Softmax, at each.
+    """
+    if not tokens:
+        return Crossover(None, "-")
+    if ratios[-1] >= 1:
+        return Crossover(None, f"> {tokens[-1]:,}")
+    place = len(ratios) - 1
+    while place and ratios[place - 1] < 1:
+        place -= 1
+    if not place:
+        return Crossover(None, f"< {tokens[0]:,}")
+    high, low = math.log(ratios[place - 1]), -math.log(ratios[place])
+    start, end = math.log(tokens[place - 1]), math.log(tokens[place])
+    found = math.exp(start + (end - start) * high / (high + low))
+    return Crossover(found, f"{found:,.0f}")
+
+
+def crossovers(bench: Bench, method: str) -> dict[str, Crossover]:
+    """In forward and training time and in peak memory."""
+    found = {}
+    base = {row.tokens: row for row in bench.of(BASELINE.label)}
+    for part in ("forward", "train"):
+        rows = [r for r in bench.of(method) if getattr(r, f"{part}_ratio") is not None]
+        ratios = [getattr(r, f"{part}_ratio") for r in rows]
+        found[part] = crossover([r.tokens for r in rows], ratios)
+    for part in ("forward_peak", "train_peak"):
+        pairs = [
+            (r.tokens, getattr(r, part) / max(1, getattr(base[r.tokens], part)))
+            for r in bench.of(method)
+            if getattr(r, part) is not None and getattr(base[r.tokens], part)
+        ]
+        found[part] = crossover([n for n, _ in pairs], [x for _, x in pairs])
+    return found
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Advance]:
+    """A bar at a terminal, nothing elsewhere; counts what is done."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+
+        def step(text: str) -> None:
+            bar.update(task, advance=1, description=text)
+
+        yield step
