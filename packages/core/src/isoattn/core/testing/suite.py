@@ -241,11 +241,16 @@ def gates(module: Attention, k: Tensor) -> dict[str, Tensor]:
     included, and where k is NaN in a padded token so are they.
     """
     found = {}
+    lost = k.isnan()
+    # Filled before and after: a padded gate is NaN, and what drops it gives no NaN back to k.
+    k = k.masked_fill(lost, 0.0)
     if module.capability.log_decay != "none":
-        x = k if module.capability.log_decay == "channel" else k.mean(-1)
-        found["log_decay"] = -torch.nn.functional.softplus(x)
+        channel = module.capability.log_decay == "channel"
+        x = -torch.nn.functional.softplus(k if channel else k.mean(-1))
+        found["log_decay"] = x.masked_fill(lost if channel else lost.any(-1), torch.nan)
     if module.capability.in_gate:
-        found["in_gate"] = 2.0 * k.mean(-1) - 1.0
+        x = 2.0 * k.mean(-1) - 1.0
+        found["in_gate"] = x.masked_fill(lost.any(-1), torch.nan)
     return found
 
 
