@@ -88,7 +88,8 @@ def test_a_class_without_reasons_still_refuses():
 
 
 def test_print_shows_the_options():
-    assert repr(LinearAttention(2, 3)) == "Linear(heads=2, head_dim=3, feature_map='elu1', eps=0.0)"
+    options = "feature_map='elu1', eps=0.0, chunk=64"
+    assert repr(LinearAttention(2, 3)) == f"Linear(heads=2, head_dim=3, {options})"
     assert repr(Softmax(2, 3)) == "Softmax(heads=2, head_dim=3, path='fused')"
 
 

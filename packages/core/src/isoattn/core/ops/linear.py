@@ -8,10 +8,10 @@ Shape suffixes: as in :mod:`isoattn.core.contract`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from isoattn.core.features import FEATURES, Feature, FeatureMap, key_shift
@@ -24,10 +24,37 @@ from isoattn.core.ops.blocks import (
     token_blocks,
     write,
 )
+from isoattn.core.ops.kernelised import (
+    FeatureKernel,
+    guarded_inverse,
+    kernel_attention,
+    kernel_extension,
+)
 from isoattn.core.ops.masking import no_autocast, zero_masked
 
-CHUNK = 64
-"""Tokens in one chunk of the causal form; the last one may be shorter."""
+
+@dataclass(frozen=True)
+class Elementwise(FeatureKernel):
+    """An elementwise map for the causal form; ``eps`` is added to the denominator."""
+
+    feature: Feature
+    eps: float = 0.0
+
+    def width(self, head_dim: int) -> int:
+        """As many features as channels."""
+        return head_dim
+
+    def keys(self, k: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor, None]:
+        """phi(k)."""
+        return self.feature.keys(k, None), None
+
+    def queries(self, q: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
+        """phi(q)."""
+        return self.feature.queries(q, None)
+
+    def inverse(self, bottom: Tensor, size: Tensor | None) -> Tensor:
+        """1 / (phi(q) z + eps), 0 for a row without weight."""
+        return guarded_inverse(bottom + self.eps if self.eps else bottom)
 
 
 def linear_attention(
@@ -39,6 +66,7 @@ def linear_attention(
     causal: bool = False,
     feature_map: FeatureMap = "elu1",
     eps: float = 0.0,
+    chunk: int = 64,
 ) -> Tensor:
     """Linear attention, choosing the form: blocks with a written backward, or plain operators.
 
@@ -50,18 +78,39 @@ def linear_attention(
         causal: query i sees the keys j <= i.
         feature_map: phi.
         eps: added to the denominator; with 0 a row without weight is 0.
+        chunk: tokens of the causal form that see each other by a matrix.
 
     Returns:
         (B, H, N, E) in the dtype of v.
     """
     feature = FEATURES[feature_map]
+    if causal:
+        kernel = Elementwise(feature, eps)
+        return kernel_attention(
+            kernel, q_BHND, k_BGMD, v_BGME, key_mask=key_mask, causal=True, chunk=chunk
+        )
     shift = key_shift(k_BGMD, key_mask) if feature.shifted else None
     if torch.compiler.is_compiling():  # the compiler fuses plain operators better than blocks
-        form = plain_causal if causal else plain
-        return form(q_BHND, k_BGMD, v_BGME, shift, key_mask, feature, eps)
-    function: Any = _Recomputed if causal else _Blocked
+        return plain(q_BHND, k_BGMD, v_BGME, shift, key_mask, feature, eps)
+    function: Any = _Blocked
     out: Tensor = function.apply(q_BHND, k_BGMD, v_BGME, shift, key_mask, feature, eps)
     return out
+
+
+def linear_extension(
+    q_BHND: Tensor,
+    k_BGND: Tensor,
+    v_BGNE: Tensor,
+    state: dict[str, Tensor] | None,
+    *,
+    key_mask: Tensor | None = None,
+    feature_map: FeatureMap = "elu1",
+    eps: float = 0.0,
+    chunk: int = 64,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The causal form from a state S (B, G, D, E), z (B, G, D), and the state after the tokens."""
+    kernel = Elementwise(FEATURES[feature_map], eps)
+    return kernel_extension(kernel, q_BHND, k_BGND, v_BGNE, state, key_mask=key_mask, chunk=chunk)
 
 
 def key_value_state(
@@ -82,12 +131,6 @@ def _mapped_keys(
     return zero_masked(feature.keys(k, shift), key_mask), zero_masked(v, key_mask).to(accumulate)
 
 
-def _guarded_inverse(x: Tensor) -> Tensor:
-    """1 / x where x > 0, else 0 with zero gradient."""
-    positive = x > 0
-    return torch.where(positive, torch.where(positive, x, 1.0).reciprocal(), 0.0)
-
-
 def plain(
     q_BHND: Tensor,
     k_BGMD: Tensor,
@@ -104,63 +147,8 @@ def plain(
     total_BGD1 = phi_k.sum(-2).unsqueeze(-1)
     q = q_BHND.to(phi_k.dtype).reshape(batch, groups, -1, dim)
     phi_q = feature.queries(q, shift)
-    out = (phi_q @ state_BGDE) * _guarded_inverse(phi_q @ total_BGD1 + eps)
+    out = (phi_q @ state_BGDE) * guarded_inverse(phi_q @ total_BGD1 + eps)
     return out.reshape(batch, heads, queries, -1).to(v_BGME.dtype)
-
-
-def plain_causal(
-    q_BHND: Tensor,
-    k_BGMD: Tensor,
-    v_BGME: Tensor,
-    shift: Tensor | None,
-    key_mask: Tensor | None,
-    feature: Feature,
-    eps: float,
-) -> Tensor:
-    """The causal form: inside a chunk by its matrix, from earlier chunks by their summed state."""
-    (batch, heads, queries, _), groups = q_BHND.shape, k_BGMD.shape[1]
-    chunk = max(1, min(CHUNK, queries))
-    phi_k, v = _mapped_keys(k_BGMD, v_BGME, shift, key_mask, feature)
-    phi_q = feature.queries(q_BHND.to(phi_k.dtype), shift)
-    # Keys after the last query are seen by none; missing and padded keys have phi(k) = 0.
-    phi_k, v = (_in_chunks(x[:, :, None, :queries], queries, chunk) for x in (phi_k, v))
-    phi_q = phi_q.reshape(batch, groups, heads // groups, queries, -1)
-    phi_q = _in_chunks(phi_q, queries, chunk)
-
-    weights = (phi_q @ phi_k.transpose(-2, -1)).tril()
-    state = _earlier(phi_k.transpose(-2, -1) @ v)
-    total = _earlier(phi_k.sum(-2).unsqueeze(-1))
-    top = weights @ v + phi_q @ state
-    bottom = weights.sum(-1, keepdim=True) + phi_q @ total
-    out = top * _guarded_inverse(bottom + eps)
-    out = out.flatten(3, 4)[:, :, :, :queries].reshape(batch, heads, queries, -1)
-    return out.to(v_BGME.dtype)
-
-
-def _in_chunks(x_BGRND: Tensor, tokens: int, chunk: int) -> Tensor:
-    """(B, G, R, chunks, chunk, D), filled with zeros to whole chunks."""
-    chunks = -(-tokens // chunk)
-    x_BGRND = F.pad(x_BGRND, (0, 0, 0, chunks * chunk - x_BGRND.shape[3]))
-    return x_BGRND.reshape(*x_BGRND.shape[:3], chunks, chunk, x_BGRND.shape[4])
-
-
-def _earlier(x_BGRTDE: Tensor) -> Tensor:
-    """Sum over the chunks before each one."""
-    return F.pad(x_BGRTDE.cumsum(3)[:, :, :, :-1], (0, 0, 0, 0, 1, 0))
-
-
-class _Recomputed(torch.autograd.Function):
-    """The causal form, which keeps q, k, v alone and runs again in the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        ctx.save_for_backward(*inputs[:5])
-        ctx.options = inputs[5:]
-        return plain_causal(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _replay(plain_causal, ctx, grad)
 
 
 def _replay(form: Any, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -241,7 +229,7 @@ class _Blocked(torch.autograd.Function):
 
 
 def _invert(x: Tensor, eps: float) -> Tensor:
-    """As :func:`_guarded_inverse` of x + eps, in place, for use outside autograd."""
+    """As :func:`guarded_inverse` of x + eps, in place, for use outside autograd."""
     x = x.add_(eps) if eps else x
     empty = x <= 0
     return x.reciprocal_().masked_fill_(empty, 0.0)
