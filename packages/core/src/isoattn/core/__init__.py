@@ -2,10 +2,17 @@
 
 from isoattn.core.attention.controls import Identity, Mean, Zero
 from isoattn.core.attention.cross_covariance import CrossCovariance
+from isoattn.core.attention.decay import GatedLinear, Retention, StateSpaceDual
+from isoattn.core.attention.favor import Favor
+from isoattn.core.attention.hgrn2 import HGRN2
 from isoattn.core.attention.linear import Linear
+from isoattn.core.attention.mlstm import MLSTM
+from isoattn.core.attention.nystrom import Nystrom
+from isoattn.core.attention.rwkv6 import RWKV6
 from isoattn.core.attention.softmax import CosineSoftmax, Softmax
 from isoattn.core.contract import Attention, Capability, State, UnsupportedAttention
 from isoattn.core.cost import Cost, Shape
+from isoattn.core.mixers.gated_attention_unit import GatedAttentionUnit
 from isoattn.core.mixers.multi_head import MultiHead
 from isoattn.core.registry import (
     AttentionFactory,
@@ -23,13 +30,22 @@ __all__ = [
     "CosineSoftmax",
     "Cost",
     "CrossCovariance",
+    "Favor",
+    "GatedAttentionUnit",
+    "GatedLinear",
+    "HGRN2",
     "Identity",
     "Linear",
+    "MLSTM",
     "Mean",
     "MultiHead",
+    "Nystrom",
+    "RWKV6",
+    "Retention",
     "Shape",
     "Softmax",
     "State",
+    "StateSpaceDual",
     "UnsupportedAttention",
     "Zero",
     "attention_factory",

@@ -9,12 +9,12 @@ Shape suffixes: H heads, R rows (features), D dimension of a row, K blocks of D 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from isoattn.core.streams import draw
+from isoattn.core.streams import Stream, draw
 
 Norms = Literal["chi", "sqrt"]
 
@@ -79,3 +79,111 @@ def _check(heads: int, features: int, dim: int) -> None:
             "random features need heads, features and dim >= 1, "
             f"got heads={heads}, features={features}, dim={dim}"
         )
+
+
+class Projection(nn.Module):
+    """Random rows as a buffer, drawn anew every so many calls in training mode.
+
+    Args:
+        heads: H.
+        features: R.
+        dim: D.
+        orthogonal: orthogonal rows or independent ones.
+        norms: of orthogonal rows.
+        redraw_every: calls in training mode between two draws; 0 is never. Evaluation keeps the
+            last rows.
+        seed: of the draws.
+
+    Raises:
+        ValueError: a size out of range, or norms that rows which are not orthogonal cannot have.
+    """
+
+    rows: Tensor
+
+    def __init__(
+        self,
+        heads: int,
+        features: int,
+        dim: int,
+        *,
+        orthogonal: bool = True,
+        norms: Norms = "chi",
+        redraw_every: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if redraw_every < 0:
+            raise ValueError(f"redraw_every must be 0 (never) or more, got {redraw_every}")
+        if not orthogonal and norms != "chi":
+            raise ValueError(
+                f"norms={norms!r} is for orthogonal rows; independent ones have norms='chi'"
+            )
+        self.sizes = (heads, features, dim)
+        self.orthogonal = orthogonal
+        self.norms: Norms = norms
+        self.redraw_every = redraw_every
+        self.stream = Stream(seed)
+        self.register_buffer("rows", self._drawn(self.stream.key()))
+
+    def reseed(self, seed: int) -> None:
+        """Begin again with another seed."""
+        self.stream.reseed(seed)
+        self.rows.copy_(self._drawn(self.stream.key()))
+
+    def forward(self) -> Tensor:
+        """The rows (H, R, D) of this call; the n-th draw serves calls n * redraw_every and on."""
+        if self.training and self.redraw_every:
+            _redraw(
+                self.rows,
+                self.stream.seed,
+                self.stream.count,
+                *self.sizes,
+                self.redraw_every,
+                self.orthogonal,
+                self.norms,
+            )
+        return self.rows
+
+    def _drawn(self, key: Tensor) -> Tensor:
+        return _rows(key, *self.sizes, self.orthogonal, self.norms)
+
+
+def _rows(key: Tensor, heads: int, features: int, dim: int, ortho: bool, norms: Norms) -> Tensor:
+    if ortho:
+        return orthogonal(key, heads, features, dim, norms)
+    return gaussian(key, heads, features, dim)
+
+
+@torch.library.custom_op("isoattn::redraw", mutates_args=("rows", "count"))
+def _redraw(
+    rows: Tensor,
+    seed: Tensor,
+    count: Tensor,
+    heads: int,
+    features: int,
+    dim: int,
+    every: int,
+    ortho: bool,
+    norms: str,
+) -> None:
+    """Count a call and draw where it is due; an operator, so that the compiler need not look."""
+    calls = int(count)
+    if calls and calls % every == 0:
+        key = torch.stack([seed, count // every])
+        rows.copy_(_rows(key, heads, features, dim, ortho, cast(Norms, norms)))
+    count.add_(1)
+
+
+@_redraw.register_fake
+def _(
+    rows: Tensor,
+    seed: Tensor,
+    count: Tensor,
+    heads: int,
+    features: int,
+    dim: int,
+    every: int,
+    ortho: bool,
+    norms: str,
+) -> None:
+    return None

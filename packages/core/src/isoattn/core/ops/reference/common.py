@@ -26,7 +26,7 @@ def seen(q: Tensor, k: Tensor, key_mask: Tensor | None, causal: bool) -> Tensor:
     return visible
 
 
-def average(weights: Tensor, v: Tensor, seen: Tensor, eps: float = 0.0) -> Tensor:
+def average(weights: Tensor, v: Tensor, seen: Tensor, eps: float | Tensor = 0.0) -> Tensor:
     """Values averaged with non-negative weights; rows without weight are 0."""
     weights = torch.where(seen, weights, 0.0)
     total = weights.sum(-1, keepdim=True) + eps
