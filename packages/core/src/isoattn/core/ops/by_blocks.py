@@ -1,0 +1,208 @@
+"""Recurrences block by block: the backward pass keeps inputs and states and runs each block again.
+
+A form maps the tokens of one block and a state to outputs and the next state. Over the whole
+sequence only its inputs and the states between blocks stay in memory; everything else lives as long
+as one block, which a CPU core holds in its cache. Gradients flow through the states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isoattn.core.ops.masking import no_autocast
+
+Form = Callable[
+    [Sequence[Tensor | None], Sequence[Tensor | None], Sequence[Tensor]],
+    tuple[Tensor, tuple[Tensor, ...]],
+]
+"""(tokens, shared, state) -> (outputs, next state). Linear in time; calls nothing random."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    form: Form
+    axis: int
+    size: int
+    tokens: int
+    shared: int
+    fixed: frozenset[int]
+
+    def split(self, inputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+        """Inputs as tokens, shared ones and state."""
+        end = self.tokens + self.shared
+        return inputs[: self.tokens], inputs[self.tokens : end], inputs[end:]
+
+    def blocks(self, length: int) -> Iterator[tuple[int, int]]:
+        for start in range(0, max(1, length), self.size):
+            yield start, min(self.size, length - start)
+
+    def cut(self, tensors: Sequence[Tensor | None], start: int, length: int) -> list[Any]:
+        return [x if x is None else x.narrow(self.axis, start, length) for x in tensors]
+
+
+def by_blocks(
+    form: Form,
+    tokens: Sequence[Tensor | None],
+    shared: Sequence[Tensor | None],
+    state: Sequence[Tensor],
+    *,
+    size: int,
+    axis: int,
+    fixed: Sequence[int] = (),
+) -> tuple[Tensor, ...]:
+    """Run a form over consecutive blocks of tokens.
+
+    Args:
+        form: of one block.
+        tokens: tensors with tokens on ``axis``; the first one is not ``None``.
+        shared: what every block sees whole, such as parameters.
+        state: before the first token.
+        size: tokens in one block; the last one may be shorter.
+        axis: of the tokens, in inputs and output.
+        fixed: which tensors of the next state carry no gradient.
+
+    Returns:
+        The outputs along ``axis``, then the state after the last token.
+    """
+    plan = _Plan(form, axis, size, len(tokens), len(shared), frozenset(fixed))
+    function: Any = _Recomputed
+    found: tuple[Tensor, ...] = function.apply(plan, *tokens, *shared, *state)
+    return found
+
+
+def _room(block: Tensor, length: int, axis: int) -> Tensor:
+    """An empty tensor for all tokens; heads before tokens are laid out after them."""
+    shape = list(block.shape)
+    shape[axis] = length
+    if axis != 2 or len(shape) != 4:
+        return block.new_empty(shape)
+    return block.new_empty(shape[0], shape[2], shape[1], shape[3]).transpose(1, 2)
+
+
+def _run(plan: _Plan, inputs: Sequence[Any]) -> tuple[Tensor, list[Sequence[Tensor]]]:
+    """Outputs, and the states before each block and after the last one."""
+    tokens, shared, state = plan.split(inputs)
+    length = tokens[0].shape[plan.axis]
+    states, out = [state], None
+    for start, count in plan.blocks(length):
+        part, state = plan.form(plan.cut(tokens, start, count), shared, state)
+        states.append(state)
+        if out is None:
+            out = part if count == length else _room(part, length, plan.axis)
+        if count != length:
+            out.narrow(plan.axis, start, count).copy_(part)
+    assert out is not None
+    return out, states
+
+
+class _Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, plan: _Plan, *inputs: Any) -> tuple[Tensor, ...]:
+        out, states = _run(plan, inputs)
+        ctx.plan = plan
+        between = [x for state in states[1:-1] for x in state]
+        ctx.save_for_backward(*inputs, *between)
+        last = states[-1]
+        ctx.mark_non_differentiable(*(last[i] for i in sorted(plan.fixed)))
+        return out, *last
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        again = torch.is_grad_enabled()  # the caller wants second derivatives
+        plan, needed = ctx.plan, ctx.needs_input_grad[1:]
+        inputs, between = ctx.saved_tensors[: len(needed)], ctx.saved_tensors[len(needed) :]
+        with torch.enable_grad(), no_autocast(grads[0].device.type):
+            if again:
+                return None, *_whole(plan, inputs, needed, grads)
+            return None, *_reversed(plan, inputs, between, needed, grads)
+
+
+def _pull(
+    results: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    leaves: Sequence[Any],
+    graph: bool = False,
+) -> list[Tensor | None]:
+    """Gradients of the leaves that ask for one; ``None`` for the others."""
+    pairs = [
+        (x, g) for x, g in zip(results, grads, strict=True) if g is not None and x.requires_grad
+    ]
+    used = [x for x in leaves if x is not None and x.requires_grad]
+    if not pairs or not used:
+        return [None] * len(leaves)
+    outputs, weights = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(outputs, used, weights, create_graph=graph, allow_unused=True))
+    return [None if x is None or not x.requires_grad else next(found) for x in leaves]
+
+
+def _whole(
+    plan: _Plan, inputs: Sequence[Any], needed: Sequence[bool], grads: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Gradients that can be differentiated again."""
+    # views, because a tensor given twice must not collect the sum of both gradients twice
+    views = [x.view_as(x) if need else x for x, need in zip(inputs, needed, strict=True)]
+    out, states = _run(plan, views)
+    found = _pull((out, *states[-1]), grads, views, graph=True)
+    return [g if need else None for g, need in zip(found, needed, strict=True)]
+
+
+def _reversed(
+    plan: _Plan,
+    inputs: Sequence[Any],
+    between: Sequence[Tensor],
+    needed: Sequence[bool],
+    grads: Sequence[Tensor],
+) -> list[Tensor | None]:
+    """Gradients block by block, from the last one to the first."""
+    tokens, shared, first = plan.split(inputs)
+    need_tokens, need_shared, need_state = plan.split(needed)
+    width, length = len(first), tokens[0].shape[plan.axis]
+    states = [*first, *between]
+    blocks = list(plan.blocks(length))
+    grad, dstate = grads[0], _without(plan, grads[1:])
+    dtokens = [
+        torch.empty_like(x) if need and len(blocks) > 1 else None
+        for x, need in zip(tokens, need_tokens, strict=True)
+    ]
+    dshared: list[Tensor | None] = [None] * len(shared)
+    for b in reversed(range(len(blocks))):
+        start, count = blocks[b]
+        leaves = [
+            *_leaves(plan.cut(tokens, start, count), need_tokens),
+            *_leaves(shared, need_shared),
+            *_leaves(states[b * width : (b + 1) * width], [True] * width),
+        ]
+        out, state = plan.form(*plan.split(leaves))
+        found = _pull((out, *state), (grad.narrow(plan.axis, start, count), *dstate), leaves)
+        now, of_shared, dstate = plan.split(found)
+        dstate = list(dstate) if b == 0 else _without(plan, dstate)
+        dshared = [
+            x if y is None else y if x is None else x + y
+            for x, y in zip(dshared, of_shared, strict=True)
+        ]
+        if len(blocks) == 1:
+            dtokens = list(now)
+            continue
+        for x, y in zip(dtokens, now, strict=True):
+            if x is not None:
+                part = x.narrow(plan.axis, start, count)
+                part.zero_() if y is None else part.copy_(y)
+    dstate = [g if need else None for g, need in zip(dstate, need_state, strict=True)]
+    return [*dtokens, *dshared, *dstate]
+
+
+def _without(plan: _Plan, dstate: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradients of a state without those that its fixed tensors do not carry."""
+    return [None if i in plan.fixed else g for i, g in enumerate(dstate)]
+
+
+def _leaves(tensors: Sequence[Any], needed: Sequence[bool]) -> list[Any]:
+    return [
+        x if x is None else x.detach().requires_grad_(need)
+        for x, need in zip(tensors, needed, strict=True)
+    ]
