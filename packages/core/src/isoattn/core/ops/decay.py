@@ -1,0 +1,302 @@
+"""Attention with a decaying state: S_t = diag(a_t) S_(t-1) + k_t v_t^T, o_t = s S_t^T q_t.
+
+One engine for every preset (retention, Mamba-2's dual form, gated linear attention, HGRN2, RWKV6):
+parallel (one chunk), chunked, and token by token. The decay is one number a head and token, or one
+a key channel. No exponential is taken of anything above 0, so no gate can overflow, and none of a
+difference of long sums, so that a strong decay does not blur the tokens after it.
+
+Shape suffixes: as in :mod:`isoattn.core.contract`, R = H / G query heads a key head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from isoattn.core.ops import decay_scalar, decay_vector
+from isoattn.core.ops.blocks import (
+    NUMBERS,
+    accumulation_dtype,
+    batch_blocks,
+    empty_heads,
+    piece,
+    write,
+)
+from isoattn.core.ops.decay_states import scan
+from isoattn.core.ops.masking import no_autocast, zero_masked
+
+CHUNK = 64
+"""Tokens in one chunk where nothing else is said."""
+
+
+def decay_attention(
+    q_BHND: Tensor,
+    k_BGND: Tensor,
+    v_BGNE: Tensor,
+    log_decay: Tensor | None = None,
+    state_BGDE: Tensor | None = None,
+    *,
+    key_mask: Tensor | None = None,
+    scale: float = 1.0,
+    chunk: int | None = CHUNK,
+    bonus_HD: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Outputs and the state after the last token; gradients flow through both.
+
+    Args:
+        q_BHND: queries.
+        k_BGND: keys; G divides H.
+        v_BGNE: values.
+        log_decay: log a_t <= 0, (B, G, N) or a channel (B, G, N, D); ``None`` is no decay.
+        state_BGDE: S_0; ``None`` is 0.
+        key_mask: bool (B, N), True = keep. At a masked token the state stays as it is.
+        scale: s.
+        chunk: tokens that meet in one product; ``None`` is all of them (memory N x N with a decay
+            a head). With a decay a channel it is rounded up to a power of two.
+        bonus_HD: u. With it a token is read before the state decays, and its own key through u:
+            o_t = s (S_(t-1) + diag(u) k_t v_t^T)^T q_t (RWKV6).
+
+    Returns:
+        (B, H, N, E) in the dtype of v, and (B, G, D, E) in float32 at least.
+
+    Raises:
+        ValueError: a state of another shape; names both.
+    """
+    accumulate = accumulation_dtype(v_BGNE)
+    (batch, groups, tokens, dim), width = k_BGND.shape, v_BGNE.shape[3]
+    shape = (batch, groups, dim, width)
+    if state_BGDE is not None and state_BGDE.shape != shape:
+        raise ValueError(
+            f"the state must be (batch, key heads, head_dim, value dim) = {shape}, got "
+            f"{tuple(state_BGDE.shape)}; it continues the call that returned it"
+        )
+    k, v = zero_masked(k_BGND, key_mask), zero_masked(v_BGNE, key_mask)
+    vector = bonus_HD is not None or (log_decay is not None and log_decay.ndim == 4)
+    if log_decay is None:
+        decay = k.new_zeros((), dtype=accumulate).expand(k.shape if vector else k.shape[:3])
+    else:
+        decay = log_decay.to(accumulate)
+        if vector and decay.ndim == 3:
+            decay = decay.unsqueeze(-1).expand(k.shape)
+        if key_mask is not None:
+            hidden = ~key_mask[:, None, :]
+            decay = decay.masked_fill(hidden.unsqueeze(-1) if vector else hidden, 0.0)
+    state = None if state_BGDE is None else state_BGDE.to(accumulate)
+    if tokens == 0:
+        empty = v.new_zeros(batch, q_BHND.shape[1], 0, width)
+        return empty, k.new_zeros(shape, dtype=accumulate) if state is None else state
+    size = chunk_size(tokens, chunk, vector)
+    family = decay_vector if vector else decay_scalar
+    inputs = (q_BHND, k, v, decay, bonus_HD, state, scale, size, family)
+    if torch.compiler.is_compiling():  # the compiler fuses plain operators better than blocks
+        return plain(*inputs)
+    function: Any = _Decay
+    out, end = function.apply(*inputs)
+    return out, end
+
+
+def chunk_size(tokens: int, chunk: int | None, vector: bool) -> int:
+    """Tokens of a chunk as it is computed: not more than there are, a power of two by channel."""
+    size = tokens if chunk is None else min(chunk, tokens)
+    if not vector:
+        return size
+    power = 1
+    while power < size:
+        power *= 2
+    return power
+
+
+def decay_flops(
+    tokens: int, dim: int, width: int, chunk: int | None, vector: bool
+) -> tuple[int, int]:
+    """FLOPs of one head, forward and backward, whole chunks counted."""
+    size = chunk_size(tokens, chunk, vector)
+    padded = -(-tokens // size) * size
+    inside = size - 1 if vector else 2 * size  # of all pairs of a chunk, or of the lower half
+    states = 4 * dim * width
+    forward = padded * (inside * (dim + width) + states)
+    backward = padded * (inside * (3 * dim + 2 * width) + 5 * states // 2)
+    return forward, backward
+
+
+def plain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    bonus: Tensor | None,
+    state: Tensor | None,
+    scale: float,
+    chunk: int,
+    family: ModuleType,
+) -> tuple[Tensor, Tensor]:
+    """The chunked form in differentiable operators, of whole tensors or of one block of them."""
+    accumulate, groups = log_decay.dtype, k.shape[1]
+    (batch, heads, tokens, dim), width = q.shape, v.shape[3]
+    if state is None:
+        state = k.new_zeros(batch, groups, dim, width, dtype=accumulate)
+    out, end = family.forward(
+        *_in_chunks(q, k, v, log_decay, scale, chunk),
+        _by_rows(bonus, batch, groups, accumulate),
+        state.flatten(0, 1),
+    )
+    return _in_order(out, batch, heads, tokens), end.unflatten(0, (batch, groups))
+
+
+def _in_chunks(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, scale: float, chunk: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Whole chunks q (W, T, R, C, D), k (W, T, C, D), v, log_decay; zeros fill the last one."""
+    dtype, groups = log_decay.dtype, k.shape[1]
+    q = _chunks(q, groups, chunk, dtype)
+    k, v = (_chunks(x, groups, chunk, dtype).squeeze(2) for x in (k, v))
+    if log_decay.ndim == 3:
+        log_decay = _chunks(log_decay.unsqueeze(-1), groups, chunk, dtype)[:, :, 0, :, 0]
+    else:
+        log_decay = _chunks(log_decay, groups, chunk, dtype).squeeze(2)
+    return q if scale == 1.0 else q * scale, k, v, log_decay
+
+
+def _chunks(x_BHND: Tensor, groups: int, chunk: int, dtype: torch.dtype) -> Tensor:
+    """(W, T, R, C, D)."""
+    batch, heads, tokens, dim = x_BHND.shape
+    chunks = -(-tokens // chunk)
+    x = F.pad(x_BHND.to(dtype), (0, 0, 0, chunks * chunk - tokens))
+    x = x.reshape(batch * groups, heads // groups, chunks, chunk, dim)
+    return x.transpose(1, 2).contiguous()
+
+
+def _in_order(x_WTRCE: Tensor, batch: int, heads: int, tokens: int) -> Tensor:
+    """(B, H, N, E) without the filling."""
+    x = x_WTRCE.transpose(1, 2)
+    return x.reshape(batch, heads, -1, x.shape[4])[:, :, :tokens]
+
+
+def _by_rows(bonus_HD: Tensor | None, batch: int, groups: int, dtype: torch.dtype) -> Tensor | None:
+    """(W, R, D)."""
+    if bonus_HD is None:
+        return None
+    bonus = bonus_HD.to(dtype).unflatten(0, (groups, -1))
+    return bonus.expand(batch, -1, -1, -1).flatten(0, 1)
+
+
+def _token_blocks(x_BHND: Tensor, chunk: int) -> list[slice]:
+    """Whole chunks, as many as stay in the cache; everything at once on a GPU."""
+    _, heads, tokens, dim = x_BHND.shape
+    size = tokens
+    if x_BHND.device.type == "cpu":
+        size = NUMBERS * torch.get_num_threads() // max(1, heads * dim)
+    size = max(1, size // chunk) * chunk
+    return [slice(t, min(t + size, tokens)) for t in range(0, tokens, size)]
+
+
+class _Decay(torch.autograd.Function):
+    """Blocks of chunks one after the other. Keeps its inputs; weights and states come again."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, decay, bonus, state, scale, chunk, family = inputs
+        ctx.save_for_backward(q, k, v, decay, bonus, state)
+        ctx.options = (scale, chunk, family)
+        (batch, heads, tokens, dim), (groups, width) = q.shape, (k.shape[1], v.shape[3])
+        out = empty_heads(batch, heads, tokens, width, v)
+        end = k.new_empty(batch, groups, dim, width, dtype=decay.dtype)
+        for b in batch_blocks(q):
+            carried = None if state is None else state[b]
+            for n in _token_blocks(q[b], chunk):
+                parts = (piece(x, b, n) for x in (q, k, v))
+                values, carried = plain(
+                    *parts, _of(decay, b, n), bonus, carried, scale, chunk, family
+                )
+                write(out, b, n, values)
+            end[b] = carried
+        return out, end
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_end: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return _replay(ctx, grad, grad_end)
+        q, k, v, decay, bonus, state = ctx.saved_tensors
+        scale, chunk, family = ctx.options
+        dq, dk, dv, dlog = (torch.empty_like(x) for x in (q, k, v, decay))
+        dstate = torch.empty_like(grad_end)
+        dbonus = None if bonus is None else torch.zeros_like(bonus, dtype=decay.dtype)
+        groups = k.shape[1]
+        with no_autocast(grad.device.type):
+            for b in batch_blocks(q):
+                rows = _by_rows(bonus, len(q[b]), groups, decay.dtype)
+                carried = grad_end[b].flatten(0, 1)
+                for n, starts in _starts(k, v, decay, state, b, _token_blocks(q[b], chunk), ctx):
+                    parts = (piece(x, b, n) for x in (q, k, v))
+                    inputs = _in_chunks(*parts, _of(decay, b, n), scale, chunk)
+                    grads = _chunks(piece(grad, b, n), groups, chunk, decay.dtype)
+                    *found, more, carried = family.backward(grads, *inputs, rows, starts, carried)
+                    if scale != 1.0:
+                        found[0].mul_(scale)
+                    for target, x in zip((dq, dk, dv, dlog), found, strict=True):
+                        _store(target, b, n, x)
+                    if dbonus is not None:
+                        dbonus += more.unflatten(0, (-1, groups)).sum(0).flatten(0, 1)
+                dstate[b] = carried.unflatten(0, (-1, groups))
+        dbonus = None if dbonus is None else dbonus.to(bonus.dtype)
+        return dq, dk, dv, dlog, dbonus, dstate if state is not None else None, None, None, None
+
+
+def _of(decay: Tensor, batch: slice, tokens: slice) -> Tensor:
+    return decay[batch, :, tokens]
+
+
+def _store(target: Tensor, batch: slice, tokens: slice, x: Tensor) -> None:
+    """Write the gradient of a block where it belongs."""
+    place = target[batch, :, tokens]
+    if place.ndim == 3:
+        place, x = place.unsqueeze(-1), x.unsqueeze(-1)
+    x = x.unsqueeze(2) if x.ndim == 4 else x
+    place.copy_(_in_order(x, *place.shape[:3]))
+
+
+def _starts(
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    state: Tensor | None,
+    b: slice,
+    blocks: list[slice],
+    ctx: Any,
+) -> Iterator[tuple[slice, Tensor]]:
+    """The blocks from the last to the first, with the states before each of their chunks."""
+    _, chunk, family = ctx.options
+    groups = k.shape[1]
+    if state is None:
+        carried = k.new_zeros(len(k[b]) * groups, k.shape[3], v.shape[3], dtype=decay.dtype)
+    else:
+        carried = state[b].flatten(0, 1)
+    found = []
+    for n in blocks:
+        parts = (piece(x, b, n) for x in (k, v))
+        key, value = (_chunks(x, groups, chunk, decay.dtype).squeeze(2) for x in parts)
+        gate = _of(decay, b, n)
+        gate = _chunks(gate.unsqueeze(-1) if gate.ndim == 3 else gate, groups, chunk, decay.dtype)
+        gate = gate[:, :, 0, :, 0] if decay.ndim == 3 else gate.squeeze(2)
+        starts, carried = scan(*family.updates(key, value, gate), carried)
+        found.append((n, starts))
+    while found:
+        yield found.pop()
+
+
+def _replay(ctx: Any, grad: Tensor, grad_end: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients through the plain form, differentiable again."""
+    inputs = ctx.saved_tensors
+    needed = ctx.needs_input_grad[: len(inputs)]
+    with no_autocast(grad.device.type):
+        # views, so that an input given twice is still told apart
+        leaves = [x if x is None else x.view_as(x) for x in inputs]
+        used = [x for x, wanted in zip(leaves, needed, strict=True) if wanted]
+        out, end = plain(*leaves, *ctx.options)
+        grads = iter(torch.autograd.grad((out, end), used, (grad, grad_end), create_graph=True))
+    return (*(next(grads) if wanted else None for wanted in needed), None, None, None)
