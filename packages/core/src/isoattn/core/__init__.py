@@ -4,10 +4,12 @@ from isoattn.core.attention.controls import Identity, Mean, Zero
 from isoattn.core.attention.cross_covariance import CrossCovariance
 from isoattn.core.attention.decay import GatedLinear, Retention, StateSpaceDual
 from isoattn.core.attention.favor import Favor
+from isoattn.core.attention.gumbel_favor import GumbelFavor
 from isoattn.core.attention.hgrn2 import HGRN2
 from isoattn.core.attention.linear import Linear
 from isoattn.core.attention.mlstm import MLSTM
 from isoattn.core.attention.nystrom import Nystrom
+from isoattn.core.attention.random_fourier import RandomFourier
 from isoattn.core.attention.rwkv6 import RWKV6
 from isoattn.core.attention.softmax import CosineSoftmax, Softmax
 from isoattn.core.contract import Attention, Capability, State, UnsupportedAttention
@@ -33,6 +35,7 @@ __all__ = [
     "Favor",
     "GatedAttentionUnit",
     "GatedLinear",
+    "GumbelFavor",
     "HGRN2",
     "Identity",
     "Linear",
@@ -41,6 +44,7 @@ __all__ = [
     "MultiHead",
     "Nystrom",
     "RWKV6",
+    "RandomFourier",
     "Retention",
     "Shape",
     "Softmax",

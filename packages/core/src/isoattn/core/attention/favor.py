@@ -151,7 +151,9 @@ class Favor(Attention):
                 if start + tokens < shape.queries:  # the sums before the next block
                     keys = min(tokens, max(0, shape.keys - start))
                     backward += 2 * rows * keys * features * (dim + width)
-            saved = inputs + drawn
+            seen = min(shape.keys, shape.queries)
+            read = rows * (shape.queries * dim + seen * (dim + width))
+            saved = read * shape.itemsize + drawn
         else:
             mapped = 2 * rows * features * (dim + width)
             forward = mapped * (shape.queries + shape.keys)
@@ -159,7 +161,7 @@ class Favor(Attention):
             if self.kernel.softened:
                 forward += 2 * rows * features * dim * shape.keys
             saved = inputs + drawn + rows * features * (width + 2) * size
-            saved += rows * size if self.kernel.softened else 0
+            saved += rows * (size + 8) if self.kernel.softened else 0
         state = rows * features * (width + 2) * size if self.capability.causal else 0
         return Cost(
             forward_flops=forward,

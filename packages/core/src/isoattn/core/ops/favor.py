@@ -233,22 +233,36 @@ def _query_block(
 
 def _largest_dot(
     k: Tensor, mask: Tensor | None, w: Tensor, pieces: list[_Piece], dtype: torch.dtype
-) -> Tensor:
-    """The largest w.k' of the visible keys of a head, (B, H, 1, 1)."""
-    heads = w.shape[0]
-    top = k.new_full((k.shape[0], heads, 1, 1), FLOOR, dtype=dtype)
+) -> tuple[Tensor, Tensor]:
+    """The largest w.k' of the visible keys of a head (B, H, 1, 1), and its place, key * R + row."""
+    top = k.new_full((k.shape[0], w.shape[0], 1, 1), FLOOR, dtype=dtype)
+    place = torch.zeros_like(top, dtype=torch.int64)
     for p in pieces:
         rows = p.rows(w)
         for n in p.tokens(k.shape[2]):
             x = p.shared(k, n, dtype)
-            if mask is not None:
-                x = x.masked_fill(p.hidden(mask, n), 0.0)
-            dot = torch.bmm(x, rows.mT)
-            if mask is not None:
-                dot.masked_fill_(p.hidden(mask, n), FLOOR)
-            best = dot.amax((1, 2)).view(p.batch.stop - p.batch.start, -1, 1, 1)
-            top[p.batch, p.heads] = torch.maximum(top[p.batch, p.heads], best)
-    return top
+            if mask is None:
+                dot = torch.bmm(x, rows.mT)
+            else:
+                hidden = p.hidden(mask, n)
+                dot = torch.bmm(x.masked_fill(hidden, 0.0), rows.mT).masked_fill_(hidden, FLOOR)
+            best, at = dot.flatten(1).max(1)
+            old = top[p.batch, p.heads]
+            best, at = best.view(old.shape), at.view(old.shape) + n.start * rows.shape[1]
+            higher = (best > old) | best.isnan()
+            old.copy_(torch.where(higher, best, old))
+            place[p.batch, p.heads] = torch.where(higher, at, place[p.batch, p.heads])
+    return top, place
+
+
+def _through_top(dk: Tensor, p: _Piece, place: Tensor, sums: Tensor, rows: Tensor) -> None:
+    """Take the sum of all gradients of l(k) off the one dot product that was the largest."""
+    target = dk[p.batch, p.heads]
+    at = place[p.batch, p.heads]
+    row = (at % rows.shape[1]).view(-1, 1, 1).expand(-1, 1, rows.shape[2])
+    change = (rows.gather(1, row) * -sums).view(*at.shape[:3], -1)
+    key = (at // rows.shape[1]).expand(change.shape)
+    target.scatter_add_(2, key, change.to(target.dtype))
 
 
 class _Blocked(torch.autograd.Function):
@@ -275,7 +289,9 @@ class _Blocked(torch.autograd.Function):
         shift = torch.full_like(total, FLOOR)
         out = empty_heads(batch, heads, queries, width, v)
         pieces = _pieces(q, k, draws * features)
-        top = _largest_dot(k, mask, w, pieces, accumulate) if kernel.softened else None
+        top = top_place = None
+        if kernel.softened:
+            top, top_place = _largest_dot(k, mask, w, pieces, accumulate)
         key_blocks = _Keys(inputs, top, kernel)
         for p in pieces:
             rows = p.rows(w)
@@ -301,7 +317,7 @@ class _Blocked(torch.autograd.Function):
                     p.write(out, n, torch.bmm(phi.flatten(2), s).mul_(inverse.flatten(2)))
                 else:
                     p.write(out, n, torch.bmm(phi.mul_(inverse).flatten(2), s))
-        ctx.save_for_backward(*inputs, state, total, shift, top)
+        ctx.save_for_backward(*inputs, state, total, shift, top, top_place)
         ctx.kernel = kernel
         return out
 
@@ -309,14 +325,14 @@ class _Blocked(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             return _replay(ctx, grad)
-        q, k, v, projection, noise, mask, state, total, shift, top = ctx.saved_tensors
+        q, k, v, projection, noise, mask, state, total, shift, *tops = ctx.saved_tensors
         kernel: Kernel = ctx.kernel
         w = kernel.directions(projection, state.dtype)
         draws, features = total.shape[2:]
         repeats = q.shape[1] // k.shape[1]
         dq = torch.empty_like(q)
         dk, dv = (_per_query_head(x, repeats) for x in (k, v))
-        key_blocks = _Keys((q, k, v, projection, noise, mask), top, kernel)
+        key_blocks = _Keys((q, k, v, projection, noise, mask), tops[0], kernel)
         with no_autocast(grad.device.type):
             for p in _pieces(q, k, draws * features):
                 rows = p.rows(w)
@@ -334,13 +350,19 @@ class _Blocked(torch.autograd.Function):
                     ds = torch.baddbmm(ds, weight.flatten(2).mT, g)
                     dz -= (weight * mean).sum(1, keepdim=True)
                     dlog = dphi.sub_(mean * z).mul_(weight)
-                    p.write(dq, n, _pull(dlog, x, rows, kernel, slope, at))
+                    p.write(dq, n, _pull(dlog, x, rows, kernel, slope, at)[0])
+                through = 0.0
                 for n in p.tokens(k.shape[2]):
                     x, value, log_phi, slope = key_blocks.block(p, n, rows)
                     phi = key_blocks.mapped(p, n, log_phi, m)
                     p.write(dv, n, torch.bmm(phi.flatten(2), ds))
                     dlog = torch.bmm(value, ds.mT).view(phi.shape).add_(dz).mul_(phi)
-                    p.write(dk, n, _pull(dlog, x, rows, kernel, slope, None, keys=True))
+                    dx, sums = _pull(dlog, x, rows, kernel, slope, None, keys=True)
+                    p.write(dk, n, dx)
+                    if sums is not None and not kernel.constant_top:
+                        through = through + sums.sum(1, keepdim=True)
+                if isinstance(through, Tensor):
+                    _through_top(dk, p, tops[1], through, rows)
         return dq, _per_key_head(dk, k), _per_key_head(dv, v), None, None, None, None
 
 
@@ -365,18 +387,18 @@ def _pull(
     at: Tensor | None,
     *,
     keys: bool = False,
-) -> Tensor:
-    """From the gradient of l (b * h, n, T, R) to that of x (b * h, n, D)."""
+) -> tuple[Tensor, Tensor | None]:
+    """From the gradient of l (b * h, n, T, R) to that of x (b * h, n, D), and its sums over R."""
     dlog = dlog.squeeze(2) if dlog.shape[2] == 1 else dlog.sum(2)
     if slope is not None:
         dlog = dlog.mul_(slope)
     normed = kernel.kind != "relu" and (keys or kernel.softened)
     if not normed:
-        return torch.bmm(dlog, rows)
+        return torch.bmm(dlog, rows), None
     sums = dlog.sum(-1, keepdim=True)
     if at is not None and not kernel.constant_top:
         dlog = dlog.scatter_add(-1, at, -sums)
-    return torch.baddbmm(x * sums.mul(-(kernel.scale**2)), dlog, rows)
+    return torch.baddbmm(x * sums.mul(-(kernel.scale**2)), dlog, rows), sums
 
 
 def _per_query_head(x: Tensor, repeats: int) -> Tensor:
