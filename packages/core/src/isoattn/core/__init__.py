@@ -11,6 +11,7 @@ from isoattn.core.attention.mlstm import MLSTM
 from isoattn.core.attention.nystrom import Nystrom
 from isoattn.core.attention.random_fourier import RandomFourier
 from isoattn.core.attention.rwkv6 import RWKV6
+from isoattn.core.attention.sliding_window import SlidingWindow
 from isoattn.core.attention.softmax import CosineSoftmax, Softmax
 from isoattn.core.contract import Attention, Capability, State, UnsupportedAttention
 from isoattn.core.cost import Cost, Shape
@@ -47,6 +48,7 @@ __all__ = [
     "RandomFourier",
     "Retention",
     "Shape",
+    "SlidingWindow",
     "Softmax",
     "State",
     "StateSpaceDual",
