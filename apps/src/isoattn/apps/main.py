@@ -12,13 +12,17 @@ from isoattn.apps.base.errors import UserError, near
 _HELP = """\
 usage: isoattn COMMAND ...
 
-Train, swap and ablate the attention of real models, all else equal.
+Train, swap, ablate and measure the attention of real models, all else equal.
 
   isoattn vision fit|validate|test|predict    image classifiers (XCiT, ViT)
   isoattn ablate plan|diff|run|report         compare attentions in a registered study
+  isoattn bench                               time and memory of attentions over tokens
+  isoattn probe NAME | --ckpt_path FILE       how far an attention is from softmax
+  isoattn attentions [NAME]                   what there is: equation, forms, cost, source
 
   isoattn vision fit --config xcit_mnist --model.attention=Softmax
   isoattn ablate run xca_vs_softmax --preset smoke
+  isoattn bench --attentions Linear CrossCovariance --tokens 256 1024 4096
 
 Add --help to any of them. Attentions: {attentions}.
 """
@@ -70,7 +74,20 @@ def _dispatch(argv: list[str]) -> int:
         from isoattn.ablate.command import run_ablate
 
         return run_ablate(rest)
-    raise UserError(f"There is no command {command!r}. {near(command, ('vision', 'ablate'))}")
+    if command == "bench":
+        from isoattn.apps.core.bench import run_bench
+
+        return run_bench(rest)
+    if command == "probe":
+        from isoattn.apps.core.probe import run_probe
+
+        return run_probe(rest)
+    if command == "attentions":
+        from isoattn.apps.core.attention_table import run_attentions
+
+        return run_attentions(rest)
+    known = ("vision", "ablate", "bench", "probe", "attentions")
+    raise UserError(f"There is no command {command!r}. {near(command, known)}")
 
 
 if __name__ == "__main__":
