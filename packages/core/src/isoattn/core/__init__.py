@@ -1,5 +1,6 @@
 """isoattn.core: every attention with one contract. Needs torch alone."""
 
+from isoattn.core.attention.big_bird import BigBird
 from isoattn.core.attention.controls import Identity, Mean, Zero
 from isoattn.core.attention.cross_covariance import CrossCovariance
 from isoattn.core.attention.decay import GatedLinear, Retention, StateSpaceDual
@@ -29,6 +30,7 @@ from isoattn.core.streams import seed_attentions
 __all__ = [
     "Attention",
     "AttentionFactory",
+    "BigBird",
     "Capability",
     "CosineSoftmax",
     "Cost",

@@ -23,8 +23,10 @@ class SlidingWindow(Attention):
 
     Row i sees the keys with |i - j| <= window / 2, or i - window <= j <= i where causal (window + 1
     tokens, as Griffin's local attention counts), and the global tokens; a global row sees every
-    key. A window over the whole sequence is :class:`Softmax` itself. Longformer projects q, k, v of
-    global rows by weights of their own: that is two calls, one for each set of rows.
+    key. A window over the whole sequence is :class:`Softmax` itself.
+
+    Longformer's global tokens stand anywhere: put copies of them first and mask the originals as
+    keys. It also projects q, k and v of global rows by weights of their own: a second call.
 
     Args:
         heads: number of query heads H.

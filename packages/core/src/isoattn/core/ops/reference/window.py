@@ -36,3 +36,38 @@ def sliding_window(
     near = i - j <= window if causal else 2 * (i - j).abs() <= window
     visible = near | (j < first) | (i < first)
     return masked_softmax(q, k, v, visible, key_mask=key_mask, causal=causal)
+
+
+def big_bird(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    draws_HPr: Tensor,
+    *,
+    size: int,
+    side: int,
+    first: int,
+    last: int,
+    key_mask: Tensor | None = None,
+) -> Tensor:
+    """Near, global and random blocks, written down one row of blocks after another."""
+    (batch, heads, tokens, _), blocks = q.shape, -(-q.shape[2] // size)
+    visible = torch.zeros(batch, heads, blocks, blocks, dtype=torch.bool)
+    for b in range(batch):
+        end = tokens
+        if key_mask is not None:
+            end = int((torch.arange(tokens) + 1)[key_mask[b]].amax()) if key_mask[b].any() else 0
+        count = -(-end // size)
+        shared = {u for u in range(count) if u < first or u >= count - last}
+        for h in range(heads):
+            for t in range(blocks):
+                seen = shared | {u for u in range(t - side, t + side + 1) if 0 <= u < count}
+                for draw in draws_HPr[h, t % draws_HPr.shape[1]].tolist():
+                    free = [u for u in range(count) if u not in seen]
+                    seen |= {free[draw * len(free) // 2**24]} if free else set()
+                if t in shared or t < first:
+                    seen = set(range(blocks))
+                visible[b, h, t, list(seen)] = True
+    visible = visible.repeat_interleave(size, 2).repeat_interleave(size, 3)
+    visible = visible[:, :, :tokens, :tokens]
+    return masked_softmax(q, k, v, visible, key_mask=key_mask, causal=False)
