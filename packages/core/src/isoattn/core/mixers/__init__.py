@@ -1,6 +1,9 @@
 """Token mixers x -> y: blocks that own the projections around an attention or a recurrence."""
 
 from isoattn.core.mixers.base import Mixer
+from isoattn.core.mixers.gated_attention_unit import GatedAttentionUnit
+from isoattn.core.mixers.mamba2 import Mamba2
 from isoattn.core.mixers.multi_head import MultiHead
+from isoattn.core.mixers.selective_ssm import SelectiveSSM
 
-__all__ = ["Mixer", "MultiHead"]
+__all__ = ["GatedAttentionUnit", "Mamba2", "Mixer", "MultiHead", "SelectiveSSM"]
