@@ -207,7 +207,8 @@ def _map(found: list[Entry]) -> list[str]:
 
 
 def _mechanism(m: Mechanism, by_name: dict[str, Entry]) -> str:
-    classes, tests = [], {}
+    classes: list[str] = []
+    tests: dict[str, None] = {}
     for name in m.names:
         short = re.split(r"[.(]", name)[0]
         if short in by_name:

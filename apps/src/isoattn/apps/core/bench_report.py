@@ -64,8 +64,10 @@ def print_bench(bench: Bench, folder: Path) -> None:
     """The times at every number of tokens and the crossovers, then where the files are."""
     console = Console(width=None if sys.stdout.isatty() else 140)
     unit = "layer" if bench.sizes.dim else "operator"
+    both = console.width >= 120
+    parts = "forward / forward + backward" if both else "forward + backward"
     table = Table(
-        title=Text(f"{headline(bench)}: ms forward / forward + backward of one {unit}"),
+        title=Text(f"{headline(bench)}: ms {parts} of one {unit}"),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -75,14 +77,15 @@ def print_bench(bench: Bench, folder: Path) -> None:
     for count in bench.tokens:
         table.add_column(f"{count:,}", justify="right", no_wrap=True)
     table.add_column("MiB", justify="right", no_wrap=True)
-    table.add_column("cheaper than Softmax from", justify="right", no_wrap=True)
+    cheaper = "cheaper than Softmax from" if both else "crossover"
+    table.add_column(cheaper, justify="right", no_wrap=True)
     for method in bench.methods:
         rows = {row.tokens: row for row in bench.of(method)}
         last = rows[bench.tokens[-1]]
         crossed = "" if method == BASELINE.label else crossovers(bench, method)["train"].text
         cells = [
             method,
-            *(_times(rows[count]) for count in bench.tokens),
+            *(_times(rows[count], both) for count in bench.tokens),
             _mib(last.train_peak),
             crossed,
         ]
@@ -117,10 +120,10 @@ def headline(bench: Bench) -> str:
     return f"{layer}{form}, batch {s.batch}, {s.heads} heads of {s.head_dim}, {s.dtype}, {s.device}"
 
 
-def _times(row: Row) -> str:
+def _times(row: Row, both: bool) -> str:
     if row.forward is None or row.train is None:
         return "-"
-    return f"{_ms(row.forward)} / {_ms(row.train)}"
+    return f"{_ms(row.forward)} / {_ms(row.train)}" if both else _ms(row.train)
 
 
 def _ms(seconds: float | None) -> str:

@@ -63,37 +63,23 @@ def print_probe(probed: list[Probed], folder: Path) -> None:
         pad_edge=False,
         collapse_padding=True,
     )
-    columns = (
-        "", *probed[0].where, "tokens", "skill", "error", "mean pool", "KL", "top-1", "negative",
-        "row sum", "keys", "softmax", "rank", "softmax",
-    )  # fmt: skip
+    wide = console.width >= 120
+    columns = ["", *probed[0].where, "tokens", "skill", "error", "mean pool", "KL", "top-1"]
+    columns += ["negative", "row sum", "keys", "softmax", "rank", "softmax"] if wide else []
     for column in columns:
         table.add_column(Text(column), no_wrap=True, justify="right" if column else "left")
     for p in probed:
         r = p.reading
-        cells = [
-            p.label,
-            *map(str, p.where.values()),
-            f"{r.keys:,}",
-            _with_error(r.skill),
-            _number(r.output_error),
-            _number(r.mean_error),
-            _number(r.kl),
-            _number(r.top1),
-            _number(r.negative_mass),
-            _number(r.row_sum),
-            _number(r.effective_keys),
-            _number(r.softmax_effective_keys),
-            _number(r.effective_rank),
-            _number(r.softmax_effective_rank),
-        ]
-        table.add_row(*map(Text, cells))
+        shown = [r.output_error, r.mean_error, r.kl, r.top1]
+        if wide:
+            shown += [r.negative_mass, r.row_sum, r.effective_keys, r.softmax_effective_keys]
+            shown += [r.effective_rank, r.softmax_effective_rank]
+        cells = [p.label, *map(str, p.where.values()), f"{r.keys:,}", _with_error(r.skill)]
+        table.add_row(*map(Text, (*cells, *map(_number, shown))))
     console.print(table)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    say(
-        "error and mean pool: output error against softmax; keys: exp(entropy) of a row; rank: "
-        "effective rank of the matrix; softmax: the same of exact softmax."
-    )
+    more = "; keys: exp(entropy) of a row; rank: effective rank; softmax: the same of exact softmax"
+    say(f"error and mean pool: output error against softmax{more if wide else ''}.")
     lines: dict[str, None] = {}
     for p in probed:
         for q in p.reading.quantities().values():
