@@ -51,6 +51,8 @@ class Capability:
             another.
         normalised: rows of the mixing matrix sum to 1 (or are 0 where there is no key).
         double_backward: second derivatives exist; where False asking for them raises.
+        independent_queries: each output depends on its own query alone, so some rows may be asked
+            for without the others. Where False key_mask hides queries too, if there are as many.
     """
 
     bidirectional: bool = True
@@ -65,6 +67,7 @@ class Capability:
     mixes: Literal["tokens", "channels", "nothing"] = "tokens"
     normalised: bool = True
     double_backward: bool = True
+    independent_queries: bool = True
 
 
 class Attention(nn.Module, ABC):

@@ -111,7 +111,8 @@ def _reference_rows(
 ) -> Tensor:
     """Some rows of the oracle without the N x N numbers that all of them need."""
     q, k, v = inputs
-    if module.capability.mixes == "channels" or not module.capability.cross:
+    capability = module.capability
+    if capability.mixes == "channels" or not (capability.cross and capability.independent_queries):
         return reference(module, q, k, v, causal=causal)[:, :, rows]
     if causal:  # row i is the bidirectional row that sees the keys up to i
         parts = [reference(module, q[:, :, [i]], k[:, :, : i + 1], v[:, :, : i + 1]) for i in rows]
