@@ -111,17 +111,25 @@ class Mamba2(RecurrentMixer):
 
     def _recur(self, x: Tensor, state: State | None, mask: Tensor | None) -> tuple[Tensor, State]:
         inner, shared = self.heads * self.head_dim, self.groups * self.state_dim
-        z, xBC, dt = self.in_proj(x).split([inner, inner + 2 * shared, self.heads], -1)
+        sizes = [inner, inner + 2 * shared, self.heads]
+        z, xBC, dt = torch.split(self.in_proj(x), sizes, -1)
         with no_autocast(x.device.type):
             weight = self.conv1d.weight.squeeze(1)
             before = None if state is None else state["conv"]
             xBC, conv = causal_conv(xBC, weight, self.conv1d.bias, before, mask=mask)
-            x, B, C = F.silu(xBC).split([inner, shared, shared], -1)
+            parts = torch.split(F.silu(xBC), [inner, shared, shared], -1)
+            by_head, B, C = (
+                torch.unflatten(part, -1, (parts_of, -1))
+                for part, parts_of in zip(
+                    parts, (self.heads, self.groups, self.groups), strict=True
+                )
+            )
             y, S = state_space_dual(
-                x.unflatten(-1, (self.heads, self.head_dim)),
+                by_head,
                 dt,
                 self.A_log,
-                *(y.unflatten(-1, (self.groups, self.state_dim)) for y in (B, C)),
+                B,
+                C,
                 self.D,
                 None if state is None else state["S"],
                 dt_bias_H=self.dt_bias,
@@ -132,11 +140,11 @@ class Mamba2(RecurrentMixer):
         return self.out_proj(y), {"conv": conv, "S": S}
 
     def _gate(self, y_BNC: Tensor, z_BNC: Tensor) -> Tensor:
-        """y * silu(z), over its root mean square in each group of channels."""
+        """The gate y silu(z), over its root mean square in each group of channels."""
         accumulate = accumulation_dtype(y_BNC)
         y = y_BNC.to(accumulate) * F.silu(z_BNC.to(accumulate))
         if self.norm is not None:
-            y = y.unflatten(-1, (self.groups, -1))
+            y = torch.unflatten(y, -1, (self.groups, -1))
             y = F.rms_norm(y, y.shape[-1:], eps=self.norm.eps).flatten(-2)
             y = y * self.norm.weight.to(accumulate)
         return y.to(y_BNC.dtype)

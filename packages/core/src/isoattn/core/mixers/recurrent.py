@@ -33,9 +33,7 @@ class RecurrentMixer(Mixer):
     }
 
     @abstractmethod
-    def _recur(
-        self, x: Tensor, state: State | None, mask: Tensor | None
-    ) -> tuple[Tensor, State]:
+    def _recur(self, x: Tensor, state: State | None, mask: Tensor | None) -> tuple[Tensor, State]:
         """Outputs and the next state, on checked inputs whose padded tokens are 0."""
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
@@ -71,7 +69,7 @@ class RecurrentMixer(Mixer):
 
 
 def step_bias(channels: int, low: float, high: float) -> Tensor:
-    """b with softplus(b) log-uniform in [low, high], at least 1e-4."""
+    """Biases b with softplus(b) log-uniform in [low, high], at least 1e-4."""
     step = torch.exp(torch.rand(channels) * (math.log(high) - math.log(low)) + math.log(low))
     step = step.clamp(min=1e-4)
     return step + torch.log(-torch.expm1(-step))  # the inverse of the softplus

@@ -88,9 +88,7 @@ class SelectiveSSM(RecurrentMixer):
         """Sizes shown by ``print(module)``."""
         return f"dim={self.dim}, state_dim={self.A_log.shape[1]}, block={self.block}"
 
-    def _recur(
-        self, x: Tensor, state: State | None, mask: Tensor | None
-    ) -> tuple[Tensor, State]:
+    def _recur(self, x: Tensor, state: State | None, mask: Tensor | None) -> tuple[Tensor, State]:
         u, z = self.in_proj(x).chunk(2, -1)
         before = None if state is None else state["conv"]
         states = self.A_log.shape[1]

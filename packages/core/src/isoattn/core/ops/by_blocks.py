@@ -179,8 +179,8 @@ def _reversed(
         ]
         out, state = plan.form(*plan.split(leaves))
         found = _pull((out, *state), (grad.narrow(plan.axis, start, count), *dstate), leaves)
-        now, of_shared, dstate = plan.split(found)
-        dstate = list(dstate) if b == 0 else _without(plan, dstate)
+        now, of_shared, before = plan.split(found)
+        dstate = list(before) if b == 0 else _without(plan, before)
         dshared = [
             x if y is None else y if x is None else x + y
             for x, y in zip(dshared, of_shared, strict=True)
@@ -192,8 +192,8 @@ def _reversed(
             if x is not None:
                 part = x.narrow(plan.axis, start, count)
                 part.zero_() if y is None else part.copy_(y)
-    dstate = [g if need else None for g, need in zip(dstate, need_state, strict=True)]
-    return [*dtokens, *dshared, *dstate]
+    first_state = [g if need else None for g, need in zip(dstate, need_state, strict=True)]
+    return [*dtokens, *dshared, *first_state]
 
 
 def _without(plan: _Plan, dstate: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -174,7 +174,7 @@ def _states(before: Tensor, added: Tensor, source: Tensor, target: Tensor, empty
     later = torch.ones_like(exponent, dtype=torch.bool).triu(1)
     decays = exponent.masked_fill(later, -torch.inf).exp().to(added.dtype)
     parts = torch.cat([before.unsqueeze(2), added], 2)
-    return (decays @ parts.flatten(3)).unflatten(3, parts.shape[3:])
+    return (decays @ parts.flatten(3)).reshape(parts.shape)
 
 
 def _in_chunks(x: Tensor, chunk: int, fill: float = 0.0) -> Tensor:
@@ -182,7 +182,7 @@ def _in_chunks(x: Tensor, chunk: int, fill: float = 0.0) -> Tensor:
     tokens = x.shape[-2]
     chunks = -(-tokens // chunk)
     x = F.pad(x, (0, 0, 0, chunks * chunk - tokens), value=fill)
-    return x.unflatten(-2, (chunks, chunk))
+    return x.reshape(*x.shape[:-2], chunks, chunk, x.shape[-1])
 
 
 def _finite(x: Tensor) -> Tensor:

@@ -88,8 +88,8 @@ def selective_scan(
 
 
 def block_tokens(batch: int, channels: int, states: int) -> int:
-    """Tokens whose states are about 2^19 numbers, at least 16."""
-    return max(16, 2 * NUMBERS // max(1, batch * channels * states))
+    """Tokens whose states are about 2^18 numbers, at least 16."""
+    return max(16, NUMBERS // max(1, batch * channels * states))
 
 
 def _block(
@@ -114,9 +114,9 @@ def _block(
         u, dt = u.masked_fill(hidden, 0.0), dt.masked_fill(hidden, 0.0)
         B, C = (x.masked_fill(hidden[..., None], 0.0) for x in (B, C))
     log_a = dt.unsqueeze(-1) * A
-    added = (dt * u).unflatten(2, (groups, -1)).unsqueeze(-1) * B.unsqueeze(3)
+    added = torch.unflatten(dt * u, 2, (groups, -1)).unsqueeze(-1) * B.unsqueeze(3)
     h, last = diagonal_scan(log_a, added.flatten(2, 3), before)
-    y = torch.linalg.vecdot(h.unflatten(2, (groups, -1)), C.unsqueeze(3)).flatten(2)
+    y = torch.linalg.vecdot(torch.unflatten(h, 2, (groups, -1)), C.unsqueeze(3)).flatten(2)
     if D is not None:
         y = torch.addcmul(y, u, D.to(accumulate))
     if z is not None:

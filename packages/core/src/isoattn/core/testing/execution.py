@@ -85,10 +85,12 @@ def compiled(factory: AttentionFactory, sizes: Sizes) -> None:
     for tokens in (70, 131):
         mask = draw.mask(sizes.batch, tokens) if module.capability.key_mask else None
         for causal in forms(module):
-            one = leaves(*draw.qkv(replace(sizes, tokens=tokens)))
-            two = leaves(*one)
-            got = attend(program, *one, key_mask=mask, causal=causal)
-            want = attend(module, *two, key_mask=mask, causal=causal)
+            inputs = draw.qkv(replace(sizes, tokens=tokens))
+            given = gates(module, inputs[1])
+            one, two = (leaves(*inputs, *given.values()) for _ in range(2))
+            form: dict[str, Any] = {"key_mask": mask, "causal": causal}
+            got = program(*one[:3], **form, **dict(zip(given, one[3:], strict=True)))
+            want = module(*two[:3], **form, **dict(zip(given, two[3:], strict=True)))
             what = f"N={tokens}, causal={causal}"
             assert_close(got, want, 1e-11, what)
             for a, b in zip(
