@@ -8,19 +8,24 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from isoattn.core.contract import Attention, Capability
+from isoattn.core.contract import Attention, Capability, State
 from isoattn.core.cost import Cost, Shape
 from isoattn.core.ops.masking import zero_masked
 from isoattn.core.ops.reference import direct as reference
-from isoattn.core.ops.softmax import fused_softmax_attention, math_softmax_attention, unit_scaled
+from isoattn.core.ops.softmax import (
+    cached,
+    fused_softmax_attention,
+    math_softmax_attention,
+    unit_scaled,
+)
 
 Path = Literal["fused", "math"]
 
 
 class _SoftmaxForm(Attention):
-    """What the two forms share: the choice of the kernel and the products."""
+    """What the two forms share: the choice of the kernel, the products and the cache of keys."""
 
-    capability = Capability(causal=True, cross=True, double_backward=False)
+    capability = Capability(causal=True, cross=True, state="growing", double_backward=False)
 
     def __init__(self, heads: int, head_dim: int, *, path: Path = "fused") -> None:
         super().__init__(heads, head_dim)
@@ -35,6 +40,28 @@ class _SoftmaxForm(Attention):
         """Sizes and options shown by ``print(module)``."""
         return f"{super().extra_repr()}, path={self.path!r}"
 
+    def _continue(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: State | None,
+        key_mask: Tensor | None,
+        scale: float | None = None,
+    ) -> tuple[Tensor, State]:
+        """One call of the kernel on all keys so far."""
+        after = cached(k, v, key_mask, state)
+        out = self._attention(
+            q,
+            after["k"],
+            after["v"],
+            key_mask=after.get("key_mask"),
+            causal=True,
+            scale=scale,
+            earlier=after["k"].shape[2] - k.shape[2],
+        )
+        return out, after
+
     def _cost(self, shape: Shape, causal: bool, kept: int, extra_saved: int = 0) -> Cost:
         """The two products; what the chosen path keeps, with ``kept`` bytes a number."""
         rows, wide = shape.batch * shape.heads, max(4, shape.itemsize)
@@ -47,7 +74,8 @@ class _SoftmaxForm(Attention):
         else:
             saved = (q + kv + rows * shape.queries * shape.keys) * wide
             saved += causal * shape.queries * shape.keys  # the bool mask
-        return Cost(flops, 2 * flops, (q + kv + o) * shape.itemsize, saved + extra_saved)
+        least = (q + kv + o) * shape.itemsize
+        return Cost(flops, 2 * flops, least, saved + extra_saved, state_bytes=kv * kept)
 
 
 class Softmax(_SoftmaxForm):
@@ -68,11 +96,17 @@ class Softmax(_SoftmaxForm):
     ) -> Tensor:
         return self._attention(q, k, v, key_mask=key_mask, causal=causal)
 
+    def _extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, key_mask: Tensor | None
+    ) -> tuple[Tensor, State]:
+        return self._continue(q, k, v, state, key_mask)
+
     def cost(self, shape: Shape, *, causal: bool = False) -> Cost:
         """FLOPs of the full N x M products, also when causal; saved bytes of the chosen path.
 
         The fused kernel keeps q, k, v, o and one log-sum-exp a row; that needs value_dim equal to
-        head_dim, otherwise torch itself falls back to a path that holds N x M weights.
+        head_dim, otherwise torch itself falls back to a path that holds N x M weights. The state is
+        k and v; a key mask, once one is given, adds a byte a token and sample.
         """
         return self._cost(shape, causal, shape.itemsize)
 
@@ -124,14 +158,26 @@ class CosineSoftmax(_SoftmaxForm):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool
     ) -> Tensor:
-        # Unit vectors stay in float32: rounded to half they move a logit by tau / 1000.
-        q = unit_scaled(q, self.temperature)
-        k = unit_scaled(zero_masked(k, key_mask))
-        v = v.to(q.dtype)
+        q, k, v = self._unit(q, k, v, key_mask)
         return self._attention(q, k, v, key_mask=key_mask, causal=causal, scale=1.0)
 
+    def _extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, key_mask: Tensor | None
+    ) -> tuple[Tensor, State]:
+        return self._continue(*self._unit(q, k, v, key_mask), state, key_mask, scale=1.0)
+
+    def _unit(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """They stay in float32: rounded to half they move a logit by tau / 1000."""
+        q = unit_scaled(q, self.temperature)
+        return q, unit_scaled(zero_masked(k, key_mask)), v.to(q.dtype)
+
     def cost(self, shape: Shape, *, causal: bool = False) -> Cost:
-        """As of :class:`Softmax`; besides the unit vectors also q, k and their norms are kept."""
+        """As of :class:`Softmax`; besides the unit vectors also q, k and their norms are kept.
+
+        The state is the unit keys and v in float32 at least, so that a step is one kernel call.
+        """
         rows, wide = shape.batch * shape.heads, max(4, shape.itemsize)
         tokens = rows * (shape.queries + shape.keys)
         inverse_norms = tokens * (2 * wide + 1)

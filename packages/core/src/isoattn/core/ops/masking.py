@@ -19,12 +19,20 @@ def zero_masked(x_BGMD: Tensor, key_mask_BM: Tensor | None) -> Tensor:
 
 
 def visible(
-    queries: int, keys: int, key_mask_BM: Tensor | None, causal: bool, device: torch.device
+    queries: int,
+    keys: int,
+    key_mask_BM: Tensor | None,
+    causal: bool,
+    device: torch.device,
+    earlier: int = 0,
 ) -> Tensor | None:
-    """Which query sees which key, broadcasting to (B, H, N, M); ``None`` where all do."""
+    """Which query sees which key, broadcasting to (B, H, N, M); ``None`` where all do.
+
+    Where causal, that many keys stand before the first query.
+    """
     mask = None if key_mask_BM is None else key_mask_BM[:, None, None, :]
     if causal:
-        lower = torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
+        lower = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(earlier)
         mask = lower if mask is None else lower & mask
     return mask
 
