@@ -88,10 +88,7 @@ class MLSTM(GatedAttention):
         key_mask: Tensor | None,
     ) -> tuple[Tensor, State]:
         sigmoid = self.input_gate == "sigmoid"
-        before = None
-        if state is not None:
-            m = state["n"].new_zeros(state["n"].shape[:2]) if sigmoid else state["m"]
-            before = (state["C"], state["n"], m)
+        before = None if state is None else self._given(state, k, v)
         out, (C, n, m) = ops.mlstm(
             q,
             k,
@@ -105,6 +102,25 @@ class MLSTM(GatedAttention):
             chunk=self.chunk,
         )
         return out, {"C": C, "n": n} if sigmoid else {"C": C, "n": n, "m": m}
+
+    def _given(self, state: State, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """C, n and m of a state that fits the call."""
+        names = ("C", "n", "m") if self.input_gate == "exponential" else ("C", "n")
+        if set(state) != set(names):
+            raise ValueError(
+                f"MLSTM: the state must hold {', '.join(names)}; got {', '.join(state)}. It "
+                "continues a module with the same input_gate"
+            )
+        C, n = state["C"], state["n"]
+        m = state["m"] if "m" in state else n.new_zeros(n.shape[:2])
+        batch, groups, _, dim = k.shape
+        want = [(batch, groups, dim, v.shape[3]), (batch, groups, dim), (batch, groups)]
+        if [tuple(x.shape) for x in (C, n, m)] != want:
+            raise ValueError(
+                f"MLSTM: the state must have C {want[0]}, n {want[1]} and m {want[2]}; got "
+                f"C {tuple(C.shape)}, n {tuple(n.shape)}, m {tuple(m.shape)}"
+            )
+        return C, n, m
 
     def cost(self, shape: Shape, *, causal: bool = False) -> Cost:
         """FLOPs and bytes of the eager path on a CPU, with both gates.
