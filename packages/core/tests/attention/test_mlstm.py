@@ -171,7 +171,7 @@ def test_no_level_of_the_input_gate_overflows(level, dtype):
     grads = torch.autograd.grad(out.sum(), leaves)
     assert all(x.isfinite().all() for x in (out, *state.values(), *grads))
     if level < -100:
-        assert out.abs().max() < 1e-80
+        assert out.abs().max() < 1e-30
     else:
         assert out.abs().max() > 0.1
 
