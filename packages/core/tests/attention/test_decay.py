@@ -4,7 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from isoattn.core import HGRN2, RWKV6, GatedLinear, Retention, StateSpaceDual, UnsupportedAttention
+from isoattn.core import (
+    HGRN2,
+    RWKV6,
+    GatedLinear,
+    GatedRandomFourier,
+    RandomFourier,
+    Retention,
+    StateSpaceDual,
+    UnsupportedAttention,
+)
 from isoattn.core.attention.hgrn2 import forget_gate
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
@@ -181,3 +190,47 @@ def test_a_state_that_does_not_fit_is_named():
         StateSpaceDual(2, 3).extend(x, x[:, :1], x[:, :1], state)
     with pytest.raises(ValueError, match=r"state must hold 'S', got \['C'\]"):
         StateSpaceDual(2, 3).extend(x, x, x, {"C": state["S"]})
+
+
+@BOTH
+@CHUNKS
+def test_gated_random_fourier(golden, chunk, dtype):
+    case = golden("rfa_gauss_causal_gated", dtype)
+    names = ("q", "k", "v", "gate_logit")
+    leaves = [case[f"in.{n}"].clone().requires_grad_() for n in names]
+    q, k, v, gate = leaves
+    options = case.entry["options"]
+    module = GatedRandomFourier(
+        q.shape[1], q.shape[3], features=options["random_features"], lengths="keep", chunk=chunk
+    ).to(dtype)
+    module.projection.copy_(case["noise.W"])
+    out, state = module.extend(q, k, v, log_decay=F.logsigmoid(gate))
+    case.close(out, "out.y")
+    root = options["random_features"] ** -0.5  # left out of phi here, as it cancels
+    case.close(root * state["S"], "out.S")
+    case.close(root * state["z"], "out.z")
+    case.grads_close(out, leaves, names)
+
+
+def test_a_gate_of_one_forgets_nothing_and_no_gate_is_random_feature_attention():
+    x = torch.randn(3, 1, 2, 9, 4, generator=torch.Generator().manual_seed(0)).double()
+    gated, plain = GatedRandomFourier(2, 4, eps=0.0).double(), RandomFourier(2, 4, eps=0.0).double()
+    plain.projection.copy_(gated.projection)
+    want = plain.eval()(*x, causal=True)
+    torch.testing.assert_close(gated(*x, causal=True), want)
+    zero = torch.zeros(1, 2, 9, dtype=torch.float64)
+    assert not gated(*x, causal=True, log_decay=zero).any()  # and lets nothing in
+
+
+def test_options_of_the_gated_features_are_checked():
+    for options, message in (
+        ({"features": 0}, "features must be at least 1, got 0"),
+        ({"lengths": "weigh"}, "lengths must be 'unit' or 'keep', got 'weigh'"),
+        ({"eps": 1.0}, r"eps must be in \[0, 1\), got 1.0"),
+        ({"chunk": 0}, r"chunk must be at least 1 or None .*got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            GatedRandomFourier(1, 2, **options)
+    x = torch.randn(1, 1, 3, 2)
+    with pytest.raises(ValueError, match=r"state must hold 'S', 'z' and 'n', got \['S'\]"):
+        GatedRandomFourier(1, 2).extend(x, x, x, {"S": x})

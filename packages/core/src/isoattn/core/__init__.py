@@ -5,6 +5,7 @@ from isoattn.core.attention.controls import Identity, Mean, Zero
 from isoattn.core.attention.cross_covariance import CrossCovariance
 from isoattn.core.attention.decay import GatedLinear, Retention, StateSpaceDual
 from isoattn.core.attention.favor import Favor
+from isoattn.core.attention.gated_random_fourier import GatedRandomFourier
 from isoattn.core.attention.gumbel_favor import GumbelFavor
 from isoattn.core.attention.hgrn2 import HGRN2
 from isoattn.core.attention.linear import Linear
@@ -38,6 +39,7 @@ __all__ = [
     "Favor",
     "GatedAttentionUnit",
     "GatedLinear",
+    "GatedRandomFourier",
     "GumbelFavor",
     "HGRN2",
     "Identity",

@@ -95,9 +95,9 @@ class DecayAttention(GatedAttention):
         )
         return out, {"S": end}
 
+    @abstractmethod
     def _vector(self) -> bool:
         """Whether the engine gets a decay a key channel."""
-        return self.capability.log_decay == "channel"
 
     def _kept_bytes(self, shape: Shape) -> int:
         """Saved beyond q, k and v: the log-decays, in float32 at least."""
@@ -120,6 +120,23 @@ class DecayAttention(GatedAttention):
             state_bytes=rows * dim * width * max(4, shape.itemsize),
         )
 
+
+def _given(state: State | None) -> Tensor | None:
+    if state is None:
+        return None
+    if "S" not in state:
+        raise ValueError(f"the state must hold 'S', got {sorted(state)}; give what extend returned")
+    return state["S"]
+
+
+class GivenDecay(DecayAttention):
+    """Presets that take log-decays and leave q, k and v as they are."""
+
+    def _mapped(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, key_mask: Tensor | None
+    ) -> Mapped:
+        return q, k, v, log_decay
+
     def reference(
         self,
         q: Tensor,
@@ -131,18 +148,13 @@ class DecayAttention(GatedAttention):
         log_decay: Tensor | None = None,
     ) -> Tensor:
         """The recurrence in float64, token by token."""
-        return reference.recurrence(q, k, v, log_decay, key_mask=key_mask, scale=self.scale)[0]
+        out, _ = reference.recurrence(
+            q, k, v, log_decay, key_mask=key_mask, scale=self.scale, bonus=self._bonus()
+        )
+        return out
 
 
-def _given(state: State | None) -> Tensor | None:
-    if state is None:
-        return None
-    if "S" not in state:
-        raise ValueError(f"the state must hold 'S', got {sorted(state)}; give what extend returned")
-    return state["S"]
-
-
-class StateSpaceDual(DecayAttention):
+class StateSpaceDual(GivenDecay):
     """Mamba-2's state space dual form (Dao and Gu 2024, eq. 6): one decay a head and token.
 
     For the layer's numbers give q = C, k = B (repeated for the heads of its group), v = dt x and
@@ -163,13 +175,11 @@ class StateSpaceDual(DecayAttention):
     def __init__(self, heads: int, head_dim: int, *, chunk: int | None = CHUNK) -> None:
         super().__init__(heads, head_dim, chunk=chunk, scale=1.0)
 
-    def _mapped(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, key_mask: Tensor | None
-    ) -> Mapped:
-        return q, k, v, log_decay
+    def _vector(self) -> bool:
+        return False
 
 
-class GatedLinear(DecayAttention):
+class GatedLinear(GivenDecay):
     """Gated linear attention (Yang et al. 2024, eq. 3): one decay a key channel and token.
 
     The layer's gate is log_decay = logsigmoid(W x) / 16.
@@ -187,10 +197,8 @@ class GatedLinear(DecayAttention):
 
     capability = replace(DECAYING, log_decay="channel")
 
-    def _mapped(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, key_mask: Tensor | None
-    ) -> Mapped:
-        return q, k, v, log_decay
+    def _vector(self) -> bool:
+        return True
 
 
 class Retention(DecayAttention):
@@ -222,6 +230,9 @@ class Retention(DecayAttention):
             k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
         decays = self.log_decays(q.device).to(torch.promote_types(q.dtype, torch.float32))
         return q, k, v, decays[None, :, None].expand(k.shape[:3])
+
+    def _vector(self) -> bool:
+        return False
 
     def _kept_bytes(self, shape: Shape) -> int:
         return shape.heads * max(4, shape.itemsize)

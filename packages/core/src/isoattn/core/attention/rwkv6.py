@@ -7,12 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from isoattn.core.attention.decay import DECAYING, DecayAttention, Mapped
+from isoattn.core.attention.decay import DECAYING, GivenDecay
 from isoattn.core.ops.decay import CHUNK
-from isoattn.core.ops.reference import decay as reference
 
 
-class RWKV6(DecayAttention):
+class RWKV6(GivenDecay):
     """o_t = (S_(t-1) + diag(u) k_t v_t^T)^T r_t, then S_t = diag(a_t) S_(t-1) + k_t v_t^T.
 
     Peng et al. 2024 (Eagle and Finch), eq. 15-17, without token shift and gate, which are the
@@ -36,24 +35,8 @@ class RWKV6(DecayAttention):
         # u, learned. At 1 the current token counts as if it were in the state already.
         self.bonus = nn.Parameter(torch.ones(heads, head_dim))
 
-    def _mapped(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, key_mask: Tensor | None
-    ) -> Mapped:
-        return q, k, v, log_decay
+    def _vector(self) -> bool:
+        return True
 
     def _bonus(self) -> Tensor | None:
         return self.bonus
-
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        causal: bool = False,
-        log_decay: Tensor | None = None,
-    ) -> Tensor:
-        """The recurrence in float64, token by token."""
-        out, _ = reference.recurrence(q, k, v, log_decay, key_mask=key_mask, bonus=self.bonus)
-        return out

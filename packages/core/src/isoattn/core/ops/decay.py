@@ -102,7 +102,9 @@ def decay_attention(
 
 def chunk_size(tokens: int, chunk: int | None, vector: bool) -> int:
     """Tokens of a chunk as it is computed: not more than there are, a power of two by channel."""
-    size = tokens if chunk is None else min(chunk, tokens)
+    size = tokens if chunk is None else chunk
+    if not torch.compiler.is_compiling():  # there a fixed size is worth more than a fitting one
+        size = min(size, tokens)
     if not vector:
         return size
     power = 1
@@ -145,21 +147,25 @@ def plain(
         _by_rows(bonus, batch, groups, accumulate),
         state.flatten(0, 1),
     )
-    return _in_order(out, batch, heads, tokens), end.unflatten(0, (batch, groups))
+    return _in_order(out, batch, heads, tokens), end.view(batch, groups, dim, width)
 
 
 def _in_chunks(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, scale: float, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Whole chunks q (W, T, R, C, D), k (W, T, C, D), v, log_decay; zeros fill the last one."""
+    q = _chunks(q, k.shape[1], chunk, log_decay.dtype)
+    return q if scale == 1.0 else q * scale, *_keys_in_chunks(k, v, log_decay, chunk)
+
+
+def _keys_in_chunks(
+    k: Tensor, v: Tensor, log_decay: Tensor, chunk: int
+) -> tuple[Tensor, Tensor, Tensor]:
     dtype, groups = log_decay.dtype, k.shape[1]
-    q = _chunks(q, groups, chunk, dtype)
     k, v = (_chunks(x, groups, chunk, dtype).squeeze(2) for x in (k, v))
-    if log_decay.ndim == 3:
-        log_decay = _chunks(log_decay.unsqueeze(-1), groups, chunk, dtype)[:, :, 0, :, 0]
-    else:
-        log_decay = _chunks(log_decay, groups, chunk, dtype).squeeze(2)
-    return q if scale == 1.0 else q * scale, k, v, log_decay
+    if log_decay.ndim == 4:
+        return k, v, _chunks(log_decay, groups, chunk, dtype).squeeze(2)
+    return k, v, _chunks(log_decay.unsqueeze(-1), groups, chunk, dtype)[:, :, 0, :, 0]
 
 
 def _chunks(x_BHND: Tensor, groups: int, chunk: int, dtype: torch.dtype) -> Tensor:
@@ -181,7 +187,7 @@ def _by_rows(bonus_HD: Tensor | None, batch: int, groups: int, dtype: torch.dtyp
     """(W, R, D)."""
     if bonus_HD is None:
         return None
-    bonus = bonus_HD.to(dtype).unflatten(0, (groups, -1))
+    bonus = bonus_HD.to(dtype).view(groups, -1, bonus_HD.shape[1])
     return bonus.expand(batch, -1, -1, -1).flatten(0, 1)
 
 
@@ -209,9 +215,16 @@ class _Decay(torch.autograd.Function):
         for b in batch_blocks(q):
             carried = None if state is None else state[b]
             for n in _token_blocks(q[b], chunk):
-                parts = (piece(x, b, n) for x in (q, k, v))
                 values, carried = plain(
-                    *parts, _of(decay, b, n), bonus, carried, scale, chunk, family
+                    piece(q, b, n),
+                    piece(k, b, n),
+                    piece(v, b, n),
+                    decay[b, :, n],
+                    bonus,
+                    carried,
+                    scale,
+                    chunk,
+                    family,
                 )
                 write(out, b, n, values)
             end[b] = carried
@@ -232,8 +245,8 @@ class _Decay(torch.autograd.Function):
                 rows = _by_rows(bonus, len(q[b]), groups, decay.dtype)
                 carried = grad_end[b].flatten(0, 1)
                 for n, starts in _starts(k, v, decay, state, b, _token_blocks(q[b], chunk), ctx):
-                    parts = (piece(x, b, n) for x in (q, k, v))
-                    inputs = _in_chunks(*parts, _of(decay, b, n), scale, chunk)
+                    parts = piece(q, b, n), piece(k, b, n), piece(v, b, n)
+                    inputs = _in_chunks(*parts, decay[b, :, n], scale, chunk)
                     grads = _chunks(piece(grad, b, n), groups, chunk, decay.dtype)
                     *found, more, carried = family.backward(grads, *inputs, rows, starts, carried)
                     if scale != 1.0:
@@ -241,14 +254,10 @@ class _Decay(torch.autograd.Function):
                     for target, x in zip((dq, dk, dv, dlog), found, strict=True):
                         _store(target, b, n, x)
                     if dbonus is not None:
-                        dbonus += more.unflatten(0, (-1, groups)).sum(0).flatten(0, 1)
-                dstate[b] = carried.unflatten(0, (-1, groups))
+                        dbonus += more.view(-1, *bonus.shape).sum(0)
+                dstate[b] = carried.view(dstate[b].shape)
         dbonus = None if dbonus is None else dbonus.to(bonus.dtype)
         return dq, dk, dv, dlog, dbonus, dstate if state is not None else None, None, None, None
-
-
-def _of(decay: Tensor, batch: slice, tokens: slice) -> Tensor:
-    return decay[batch, :, tokens]
 
 
 def _store(target: Tensor, batch: slice, tokens: slice, x: Tensor) -> None:
@@ -278,12 +287,9 @@ def _starts(
         carried = state[b].flatten(0, 1)
     found = []
     for n in blocks:
-        parts = (piece(x, b, n) for x in (k, v))
-        key, value = (_chunks(x, groups, chunk, decay.dtype).squeeze(2) for x in parts)
-        gate = _of(decay, b, n)
-        gate = _chunks(gate.unsqueeze(-1) if gate.ndim == 3 else gate, groups, chunk, decay.dtype)
-        gate = gate[:, :, 0, :, 0] if decay.ndim == 3 else gate.squeeze(2)
-        starts, carried = scan(*family.updates(key, value, gate), carried)
+        key, value, gate = piece(k, b, n), piece(v, b, n), decay[b, :, n]
+        factors, added = family.updates(*_keys_in_chunks(key, value, gate, chunk))
+        starts, carried = scan(factors, added, carried)
         found.append((n, starts))
     while found:
         yield found.pop()
@@ -295,7 +301,7 @@ def _replay(ctx: Any, grad: Tensor, grad_end: Tensor) -> tuple[Tensor | None, ..
     needed = ctx.needs_input_grad[: len(inputs)]
     with no_autocast(grad.device.type):
         # views, so that an input given twice is still told apart
-        leaves = [x if x is None else x.view_as(x) for x in inputs]
+        leaves: Any = [x if x is None else x.view_as(x) for x in inputs]
         used = [x for x, wanted in zip(leaves, needed, strict=True) if wanted]
         out, end = plain(*leaves, *ctx.options)
         grads = iter(torch.autograd.grad((out, end), used, (grad, grad_end), create_graph=True))

@@ -51,12 +51,12 @@ def _halves(x: Tensor) -> tuple[Tensor, ...]:
 
 def _first(x: Tensor, half: int) -> Tensor:
     """Tokens of every first half: (W, T, C, D) to (W, T, 1, blocks, half, D)."""
-    return x.unflatten(2, (-1, 2, half))[:, :, :, 0].unsqueeze(2)
+    return x.view(*x.shape[:2], 1, -1, 2, half, x.shape[3])[:, :, :, :, 0]
 
 
 def _second(x: Tensor, half: int) -> Tensor:
     """Tokens of every second half: (W, T, R, C, D) to (W, T, R, blocks, half, D)."""
-    return x.unflatten(3, (-1, 2, half))[:, :, :, :, 1]
+    return x.view(*x.shape[:3], -1, 2, half, x.shape[4])[:, :, :, :, 1]
 
 
 def updates(k_WTCD: Tensor, v_WTCE: Tensor, log_decay_WTCD: Tensor) -> tuple[Tensor, Tensor]:

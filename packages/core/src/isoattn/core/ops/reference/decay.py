@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from isoattn.core.ops.reference.common import doubles
+from isoattn.core.ops.reference.common import unit as _unit
 
 
 def recurrence(
@@ -53,3 +54,43 @@ def recurrence(
     if not outputs:
         return v, last
     return torch.stack(outputs, 2), last
+
+
+def gated_random_fourier(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    sigma_H1D: Tensor,
+    projection_HRD: Tensor,
+    *,
+    key_mask: Tensor | None = None,
+    unit: bool = True,
+    eps: float = 0.0,
+) -> Tensor:
+    """S and z of eq. 7 of RFA; the denominator in size at least eps times the gates' weights."""
+    repeats = q.shape[1] // k.shape[1]
+    q, k, v = doubles(q, k, v, key_mask)
+    if unit:
+        q, k = _unit(q, -1), _unit(k, -1)
+    angles = [
+        torch.einsum("bhnd,hrd->bhnr", x * sigma_H1D.double(), projection_HRD.double())
+        for x in (q, k)
+    ]
+    root = projection_HRD.shape[1] ** -0.5
+    phi_q, phi_k = (root * torch.cat([x.sin(), x.cos()], -1) for x in angles)
+    enters = torch.ones_like(v[..., :1])
+    if key_mask is not None:
+        enters = enters.masked_fill(~key_mask[:, None, :, None], 0.0)
+    if log_decay is not None:
+        log_decay = log_decay.double().repeat_interleave(repeats, 1)
+        if key_mask is not None:
+            log_decay = log_decay.masked_fill(~key_mask[:, None, :], 0.0)
+        enters = enters * (1.0 - log_decay.exp()).unsqueeze(-1)
+    ones = torch.ones_like(enters)
+    top, _ = recurrence(phi_q, enters * phi_k, v, log_decay)
+    bottom, _ = recurrence(phi_q, enters * phi_k, ones, log_decay)
+    least = eps * recurrence(ones, enters, ones, log_decay)[0]
+    bottom = torch.where(bottom.abs() >= least, bottom, torch.where(bottom < 0, -least, least))
+    some = bottom != 0
+    return torch.where(some, top / torch.where(some, bottom, 1.0), 0.0)
