@@ -9,6 +9,7 @@ Shape suffixes: H heads, R rows (features), D dimension of a row, K blocks of D 
 
 from __future__ import annotations
 
+import math
 from typing import Literal, cast
 
 import torch
@@ -56,17 +57,20 @@ def orthogonal(key: Tensor, heads: int, features: int, dim: int, norms: Norms = 
         raise ValueError(f"norms must be 'chi' or 'sqrt', got {norms!r}")
     blocks = -(-features // dim)
     normal_HKDD = draw(_part(key, 0), (heads, blocks, dim, dim), dtype=torch.float64)
-    rows_HRD = _haar(normal_HKDD).flatten(1, 2)[:, :features]
+    rows_HRD: Tensor = _haar(normal_HKDD).flatten(1, 2)[:, :features]
     if norms == "sqrt":
-        return (rows_HRD * dim**0.5).float()
-    length_HR = draw(_part(key, 1), (heads, features, dim), dtype=torch.float64).norm(dim=-1)
+        return (rows_HRD * math.sqrt(dim)).float()
+    other = draw(_part(key, 1), (heads, features, dim), dtype=torch.float64)
+    length_HR: Tensor = torch.linalg.vector_norm(other, dim=-1)
     return (rows_HRD * length_HR.unsqueeze(-1)).float()
 
 
 def _haar(normal: Tensor) -> Tensor:
     """Orthogonal matrices (..., D, D) by Haar measure from Gaussian ones."""
     q, r = torch.linalg.qr(normal)
-    return q * torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).unsqueeze(-2)
+    sign: Tensor = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
+    out: Tensor = q * sign.unsqueeze(-2)
+    return out
 
 
 def _part(key: Tensor, number: int) -> Tensor:

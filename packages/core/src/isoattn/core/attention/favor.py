@@ -126,11 +126,12 @@ class Favor(Attention):
     def cost(self, shape: Shape, *, causal: bool = False) -> Cost:
         """FLOPs and bytes of the eager path, with one projection throughout.
 
-        Bidirectional: dot products with the rows for q and k, phi(k)^T v and phi(q) S; kept are q,
-        k, v, the projection, S, z and the maxima. With an eps above 0 beside an exponential the
-        dot products of k are taken twice, for their maximum first. Causal: over blocks of 128
-        tokens (the last one up to the next power of two) the same, and the pairs inside; kept are
-        q, k, v and the projection, and the backward pass runs the forward pass once more.
+        Bidirectional: dot products with the rows for q and k, phi(k)^T v, phi(q) S and phi(q) z;
+        kept are q, k, v, the projection, S, z and the maxima. With an eps above 0 beside an
+        exponential the dot products of k are taken twice, for their maximum first. Causal: over
+        blocks of 128 tokens (the last one up to the next power of two) the same, and the pairs
+        inside; kept are q, k, v and the projection, and the backward pass runs the forward pass
+        once more.
         """
         rows, dim, width = shape.batch * shape.heads, shape.head_dim, shape.value_dim
         size = max(4, shape.itemsize)
@@ -157,7 +158,8 @@ class Favor(Attention):
         else:
             mapped = 2 * rows * features * (dim + width)
             forward = mapped * (shape.queries + shape.keys)
-            backward = 2 * forward
+            backward = 2 * forward + 4 * rows * features * shape.queries
+            forward += 2 * rows * features * shape.queries
             if self.kernel.softened:
                 forward += 2 * rows * features * dim * shape.keys
             saved = inputs + drawn + rows * features * (width + 2) * size

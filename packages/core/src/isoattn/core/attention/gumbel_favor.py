@@ -275,6 +275,9 @@ class GumbelFavor(Attention):
         dots = 2 * rows * self.features * dim
         forward = (dots + 2 * rows * sums * width) * (shape.queries + shape.keys)
         backward = 2 * forward
+        if samples <= 1:  # phi(q) z, with more draws an elementwise product
+            forward += 2 * rows * self.features * shape.queries
+            backward += 4 * rows * self.features * shape.queries
         saved = inputs + table.numel() * table.element_size() + rows * sums * (width + 2) * size
         saved += rows * shape.keys * samples * 4
         if self.kernel.softened:

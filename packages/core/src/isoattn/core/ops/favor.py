@@ -217,18 +217,39 @@ def _softened(log_phi: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor]:
 
 
 def _query_block(
-    q: Tensor, p: _Piece, n: slice, w: Tensor, kernel: Kernel, dtype: torch.dtype
+    q: Tensor, p: _Piece, n: slice, w: Tensor, m: Tensor, kernel: Kernel
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """q, l(q) (b * h, n, R), dl / d(dot) where that is not 1, and where the largest dot stands."""
-    x = p.own(q, n, dtype)
-    dot = torch.bmm(x, w.mT)
-    if kernel.kind == "relu":
-        return x, *_log_relu(dot, kernel), None
-    if not kernel.softened:
-        return x, dot, None, None
-    top, place = dot.max(-1, keepdim=True)
-    soft, slope = _softened(dot.sub_(kernel.half_square(x)).sub_(top), kernel)
-    return x, soft, slope, place
+    """q, phi(q), and what :func:`_pull` needs where eps is above 0.
+
+    phi(q) (b * h, n, T, R) = exp(l(q) + m - max) with the maxima m (b * h, 1, T, R) of the keys.
+    """
+    x = p.own(q, n, m.dtype)
+    slope = place = None
+    if kernel.eps == 0 and m.shape[2] == 1:  # the sum rides on the product
+        log_phi = torch.baddbmm(m.squeeze(2), x, w.mT).unsqueeze(2)
+    else:
+        dot = torch.bmm(x, w.mT)
+        if kernel.kind == "relu":
+            dot, slope = _log_relu(dot, kernel)
+        elif kernel.softened:
+            top, place = dot.max(-1, keepdim=True)
+            dot, slope = _softened(dot.sub_(kernel.half_square(x)).sub_(top), kernel)
+        log_phi = dot.unsqueeze(2) + m
+    return x, log_phi.sub_(log_phi.amax(-1, keepdim=True)).exp_(), slope, place
+
+
+def _dot(phi: Tensor, z: Tensor) -> Tensor:
+    """phi.z of each draw, (b * h, n, T, 1)."""
+    if phi.shape[2] == 1:
+        return torch.bmm(phi.squeeze(2), z.squeeze(2).mT).unsqueeze(2)
+    return (phi * z).sum(-1, keepdim=True)
+
+
+def _gather(weight: Tensor, x: Tensor) -> Tensor:
+    """Sum over n of weight (b * h, n, T, R) times x (b * h, n, T, 1), (b * h, 1, T, R)."""
+    if weight.shape[2] == 1:
+        return torch.bmm(x.squeeze(2).mT, weight.squeeze(2)).unsqueeze(2)
+    return (weight * x).sum(1, keepdim=True)
 
 
 def _largest_dot(
@@ -310,9 +331,8 @@ class _Blocked(torch.autograd.Function):
                 x.view(y[place].shape) for x, y in ((s, state), (z, total), (m, shift))
             )
             for n in p.tokens(queries):
-                _, log_phi, _, _ = _query_block(q, p, n, rows, kernel, accumulate)
-                phi = _weights(log_phi, m)
-                inverse = _invert((phi * z).sum(-1, keepdim=True), draws)
+                phi = _query_block(q, p, n, rows, m, kernel)[1]
+                inverse = _invert(_dot(phi, z), draws)
                 if draws == 1:
                     p.write(out, n, torch.bmm(phi.flatten(2), s).mul_(inverse.flatten(2)))
                 else:
@@ -341,17 +361,16 @@ class _Blocked(torch.autograd.Function):
                 z, m = (x[place].flatten(0, 1).unsqueeze(1) for x in (total, shift))
                 ds, dz = torch.zeros_like(s), torch.zeros_like(z)
                 for n in p.tokens(q.shape[2]):
-                    x, log_phi, slope, at = _query_block(q, p, n, rows, kernel, s.dtype)
+                    x, phi, slope, at = _query_block(q, p, n, rows, m, kernel)
                     g = p.own(grad, n, s.dtype)
-                    phi = _weights(log_phi, m)
-                    weight = phi.mul_(_invert((phi * z).sum(-1, keepdim=True), draws))
+                    weight = phi.mul_(_invert(_dot(phi, z), draws))
                     dphi = torch.bmm(g, s.mT).view(phi.shape)
                     mean = (dphi * weight).sum(-1, keepdim=True).mul_(draws)
                     ds = torch.baddbmm(ds, weight.flatten(2).mT, g)
-                    dz -= (weight * mean).sum(1, keepdim=True)
-                    dlog = dphi.sub_(mean * z).mul_(weight)
+                    dz -= _gather(weight, mean)
+                    dlog = dphi.addcmul_(mean, z, value=-1.0).mul_(weight)
                     p.write(dq, n, _pull(dlog, x, rows, kernel, slope, at)[0])
-                through = 0.0
+                through: Tensor | None = None
                 for n in p.tokens(k.shape[2]):
                     x, value, log_phi, slope = key_blocks.block(p, n, rows)
                     phi = key_blocks.mapped(p, n, log_phi, m)
@@ -360,16 +379,11 @@ class _Blocked(torch.autograd.Function):
                     dx, sums = _pull(dlog, x, rows, kernel, slope, None, keys=True)
                     p.write(dk, n, dx)
                     if sums is not None and not kernel.constant_top:
-                        through = through + sums.sum(1, keepdim=True)
-                if isinstance(through, Tensor):
+                        sums = sums.sum(1, keepdim=True)
+                        through = sums if through is None else through + sums
+                if through is not None:
                     _through_top(dk, p, tops[1], through, rows)
         return dq, _per_key_head(dk, k), _per_key_head(dv, v), None, None, None, None
-
-
-def _weights(log_phi: Tensor, m: Tensor) -> Tensor:
-    """exp(l(q) + m - max), (b * h, n, T, R)."""
-    log_phi = log_phi.unsqueeze(2) + m
-    return log_phi.sub_(log_phi.amax(-1, keepdim=True)).exp_()
 
 
 def _invert(x: Tensor, draws: int) -> Tensor:
@@ -412,15 +426,15 @@ def _per_query_head(x: Tensor, repeats: int) -> Tensor:
 def _per_key_head(dx: Tensor, x: Tensor) -> Tensor:
     if dx.shape == x.shape:
         return dx
-    return dx.unflatten(1, (x.shape[1], -1)).sum(2).to(x.dtype)
+    return dx.view(*x.shape[:2], -1, *x.shape[2:]).sum(2).to(x.dtype)
 
 
 def _replay(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients through the plain form, differentiable again."""
-    inputs = ctx.saved_tensors[:6]
+    q, k, v, projection, noise, mask, *_ = ctx.saved_tensors
     with torch.enable_grad(), no_autocast(grad.device.type):
-        used = [x for x, needed in zip(inputs, ctx.needs_input_grad[:3], strict=False) if needed]
-        out = plain(*inputs, ctx.kernel)
+        used = [x for x, needed in zip((q, k, v), ctx.needs_input_grad, strict=False) if needed]
+        out = plain(q, k, v, projection, noise, mask, ctx.kernel)
         grads = iter(torch.autograd.grad(out, used, grad, create_graph=True))
     return (
         *(next(grads) if needed else None for needed in ctx.needs_input_grad[:3]),

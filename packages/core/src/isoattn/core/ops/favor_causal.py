@@ -176,18 +176,23 @@ def _joined(a: Part, b: Part) -> Part:
 
 def _square(log_q: Tensor, log_k: Tensor, v: Tensor, hidden: Tensor | None, half: int) -> Part:
     """What right halves of runs of 2 * half tokens take from the left halves; else nothing."""
-    log_q, log_k, v = (x.unflatten(-2, (-1, 2, half)) for x in (log_q, log_k, v))
+    log_q, log_k, v = (_halves(x, half) for x in (log_q, log_k, v))
     log_q, log_k, v = log_q[..., 1, :, :], log_k[..., 0, :, :], v[..., 0, :, :]
     highest = log_k.detach().amax(-2, keepdim=True)
     phi_k = (log_k - highest).exp()
     if hidden is not None:
-        left = hidden.unflatten(-2, (-1, 2, half))[..., 0, :, :]
+        left = _halves(hidden, half)[..., 0, :, :]
         phi_k = phi_k.masked_fill(left, 0.0)
     log_q = log_q + highest
     best = log_q.detach().amax(-1, keepdim=True)
     weight = (log_q - best).exp() @ phi_k.transpose(-2, -1)
     top, bottom = weight @ v, weight.sum(-1, keepdim=True)
     return _right(top, 0.0), _right(bottom, 0.0), _right(best, 2 * FLOOR)
+
+
+def _halves(x: Tensor, half: int) -> Tensor:
+    """Axis -2 as (runs, 2, half)."""
+    return x.reshape(*x.shape[:-2], -1, 2, half, x.shape[-1])
 
 
 def _right(x: Tensor, left: float) -> Tensor:
@@ -259,8 +264,8 @@ def _backward(
     for b, work, sums in _works(inputs, kernel):
         before = [sums]
         for n in work.blocks()[:-1]:
-            _, *keys = work.block(n)
-            before.append(advance(*keys, work.w, before[-1], kernel))
+            _, key, value, mask = work.block(n)
+            before.append(advance(key, value, mask, work.w, before[-1], kernel))
         ds, dz = dstate[b], dtotal[b]
         for n in reversed(work.blocks()):
             *tensors, mask = work.block(n)
@@ -386,14 +391,16 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     features = _kernel(kind, scale, eps).features(projection.shape[1])
     out = v.new_empty(*q.shape[:3], v.shape[3])
-    return out, *(x.clone() for x in nothing_yet(q, v, features))
+    state, total, m = nothing_yet(q, v, features)
+    return out, state, total, m
 
 
 @_operator_backward.register_fake
 def _(
     grad: Tensor, dstate: Tensor, dtotal: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return (*(torch.empty_like(x) for x in (q, k, v, dstate, dtotal)),)
+    dq, dk, dv, ds, dz = (torch.empty_like(x) for x in (q, k, v, dstate, dtotal))
+    return dq, dk, dv, ds, dz
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
