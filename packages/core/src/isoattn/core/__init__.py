@@ -9,6 +9,7 @@ from isoattn.core.attention.gated_random_fourier import GatedRandomFourier
 from isoattn.core.attention.gumbel_favor import GumbelFavor
 from isoattn.core.attention.hgrn2 import HGRN2
 from isoattn.core.attention.linear import Linear
+from isoattn.core.attention.linformer import Linformer
 from isoattn.core.attention.mlstm import MLSTM
 from isoattn.core.attention.nystrom import Nystrom
 from isoattn.core.attention.random_fourier import RandomFourier
@@ -44,6 +45,7 @@ __all__ = [
     "HGRN2",
     "Identity",
     "Linear",
+    "Linformer",
     "MLSTM",
     "Mean",
     "MultiHead",

@@ -53,6 +53,7 @@ class Capability:
         double_backward: second derivatives exist; where False asking for them raises.
         independent_queries: each output depends on its own query alone, so some rows may be asked
             for without the others. Where False key_mask hides queries too, if there are as many.
+        max_tokens: most keys it takes; ``None`` is any number.
     """
 
     bidirectional: bool = True
@@ -68,6 +69,7 @@ class Capability:
     normalised: bool = True
     double_backward: bool = True
     independent_queries: bool = True
+    max_tokens: int | None = None
 
 
 class Attention(nn.Module, ABC):

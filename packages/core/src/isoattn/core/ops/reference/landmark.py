@@ -152,3 +152,21 @@ def token_convolution(v: Tensor, weight_H1K1: Tensor, key_mask: Tensor | None) -
             part[:, :, low:high] = v[:, :, low + shift : high + shift]
             out = out + weight_H1K1.double()[:, :, tap] * part
     return out
+
+
+def linformer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    e_STP: Tensor,
+    f_STP: Tensor,
+    *,
+    key_mask: Tensor | None = None,
+) -> Tensor:
+    """Softmax over the slots, of which each is a sum over the tokens."""
+    q, k, v = doubles(q, k, v, key_mask)
+    slots_k, slots_v = (
+        torch.einsum("hmp,bhmd->bhpd", w[:, : x.shape[2]].double().expand(q.shape[1], -1, -1), x)
+        for w, x in ((e_STP, k), (f_STP, v))
+    )
+    return softmax(q, slots_k, slots_v)
