@@ -160,7 +160,7 @@ class GatedAttentionUnit(Mixer):
                 causal=causal,
                 scale=scale,
                 state_scale=state_scale,
-                bias=self._bias(min(self.chunk, x.shape[1]), causal),
+                bias=self._bias(self.chunk, causal),
             )
         return _put_back(self._merge(u, out), order, mask)
 
@@ -234,7 +234,7 @@ class GatedAttentionUnit(Mixer):
         assert self.chunk is not None
         scale = 1.0 if self.scaling == "equation" else 1.0 / self.chunk
         if causal:
-            chunks = -(-x.shape[1] // max(1, min(self.chunk, x.shape[1])))
+            chunks = -(-x.shape[1] // self.chunk) if x.shape[1] > self.chunk else 1
             keys = self.chunk * torch.arange(chunks, device=x.device)
         else:
             keys = _counts(x, count_B)[:, None]

@@ -94,7 +94,7 @@ def mixed_chunk(
         (B, N, E) in the accumulation dtype.
     """
     tokens = q_BND.shape[1]
-    size = max(1, min(chunk, tokens))
+    size = chunk if tokens > chunk else max(1, tokens)  # a branch: min() is slow to compile
     inputs = (q_BND, k_BND, linear_q_BND, linear_k_BND, v_BNE)
     wide = accumulation_dtype(v_BNE)
     q, k, linear_q, linear_k, v = (in_chunks(x.to(wide), size) for x in inputs)
