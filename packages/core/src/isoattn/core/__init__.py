@@ -19,7 +19,11 @@ from isoattn.core.attention.softmax import CosineSoftmax, Softmax
 from isoattn.core.contract import Attention, Capability, State, UnsupportedAttention
 from isoattn.core.cost import Cost, Shape
 from isoattn.core.mixers.gated_attention_unit import GatedAttentionUnit
+from isoattn.core.mixers.mamba2 import Mamba2
 from isoattn.core.mixers.multi_head import MultiHead
+from isoattn.core.mixers.rglru import RGLRU
+from isoattn.core.mixers.s4d import S4D
+from isoattn.core.mixers.selective_ssm import SelectiveSSM
 from isoattn.core.registry import (
     AttentionFactory,
     attention_factory,
@@ -47,12 +51,16 @@ __all__ = [
     "Linear",
     "Linformer",
     "MLSTM",
+    "Mamba2",
     "Mean",
     "MultiHead",
     "Nystrom",
+    "RGLRU",
     "RWKV6",
     "RandomFourier",
     "Retention",
+    "S4D",
+    "SelectiveSSM",
     "Shape",
     "SlidingWindow",
     "Softmax",
