@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from isoattn.apps.core.arguments import choose
 from isoattn.apps.core.attention_table import markdown
 from isoattn.apps.core.founding import CORRECTIONS, INTRODUCTION, SURVEY
 from isoattn.apps.core.inventory import _released, entries
@@ -41,7 +42,7 @@ def test_every_class_is_in_it_with_source_file_and_test():
 def test_every_link_leads_somewhere():
     page = PAGE.read_text(encoding="utf-8")
     anchors = {h.lower().replace(" ", "-") for h in re.findall(r"^#+ (.+)$", page, re.MULTILINE)}
-    for target in re.findall(r"\]\(([^)]+)\)", page):
+    for target in re.findall(r"(?<!\\)\[[^\[\]]*\]\(([^)]+)\)", page):
         if target.startswith("#"):
             assert target[1:] in anchors, target
         else:
@@ -53,6 +54,10 @@ def test_every_mechanism_of_the_founding_pages_has_a_class_or_says_that_it_has_n
     assert len(INTRODUCTION) + len(SURVEY) == page.count("\n| ") - page.count("\n| [") - 4
     for number in range(1, len(CORRECTIONS) + 1):
         assert f"\n{number}. " in page
+    for mechanism in (*INTRODUCTION, *SURVEY):
+        for name in mechanism.names:
+            if "(" in name:  # options that it has
+                choose(name).factory(2, 8)
     notes = " ".join(m.note for m in (*INTRODUCTION, *SURVEY))
     for number in re.findall(r"correction (\d+)", notes):
         assert 1 <= int(number) <= len(CORRECTIONS)

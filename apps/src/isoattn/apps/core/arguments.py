@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import inspect
 import json
 import re
 import sys
@@ -15,7 +16,8 @@ from typing import Any, NoReturn
 
 from isoattn.apps.base.errors import UserError, near
 from isoattn.core import AttentionFactory, attention_factory, attention_spec, attentions
-from isoattn.core.factories import Spec
+from isoattn.core.factories import Spec, build_factory, concrete, describe_factory
+from isoattn.core.mixers import Mixer
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
@@ -50,10 +52,12 @@ class Chosen:
     Args:
         label: how it is shown, ``Linear(feature_map='relu')``.
         spec: as plain data.
+        mixer: it is a whole layer, of ``isoattn.core.mixers``.
     """
 
     label: str
     spec: Spec
+    mixer: bool = False
 
     @property
     def factory(self) -> AttentionFactory:
@@ -61,21 +65,47 @@ class Chosen:
         return attention_factory(self.spec)
 
 
-def choose(text: str) -> Chosen:
+def choose(text: str, *, mixers: bool = False) -> Chosen:
     """An attention from ``Name``, ``Name(option=value, ...)`` or JSON.
 
     JSON is ``{"class_path": "Linear", "init_args": {"feature_map": "relu"}}``.
+
+    Args:
+        text: as it was given.
+        mixers: whether a mixer may be named too.
 
     Raises:
         UserError: unknown name or option; lists near ones.
     """
     try:
-        spec = attention_spec(_read(text))
+        given = _read(text)
+        name = given["class_path"] if isinstance(given, dict) and "class_path" in given else given
+        mixer = isinstance(name, str) and name.rsplit(".", 1)[-1] in own_mixers()
+        if mixer and not mixers:
+            raise ValueError(f"{name} is a mixer, a whole layer: isoattn bench --layers takes it.")
+        if mixer:
+            spec = describe_factory(build_factory(given, Mixer, "mixer", 1), Mixer, "mixer")
+        else:
+            spec = attention_spec(given)
     except ValueError as error:
         raise UserError(str(error)) from error
     options = ", ".join(f"{k}={v!r}" for k, v in spec["init_args"].items())
-    name = spec["class_path"].rsplit(".", 1)[-1]
-    return Chosen(f"{name}({options})" if options else name, spec)
+    short = spec["class_path"].rsplit(".", 1)[-1]
+    return Chosen(f"{short}({options})" if options else short, spec, mixer)
+
+
+def own_mixers() -> list[str]:
+    """The mixers of isoattn.core that are built from a number of channels alone."""
+    found = {n: c for n, c in concrete(Mixer).items() if c.__module__.startswith("isoattn.core.")}
+    required = {
+        n: [
+            p
+            for p in list(inspect.signature(c).parameters.values())[1:]
+            if p.default is inspect.Parameter.empty
+        ]
+        for n, c in found.items()
+    }
+    return [n for n in found if not required[n]]
 
 
 def _read(text: str) -> Any:

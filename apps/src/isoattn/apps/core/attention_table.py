@@ -132,7 +132,7 @@ def _state(e: Entry) -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([|*<])", r"\\\1", text)
+    return re.sub(r"([|*<\[])", r"\\\1", text)
 
 
 def _test(e: Entry) -> str:
@@ -145,7 +145,9 @@ def _section(e: Entry, *, link: bool) -> list[str]:
     """One class in full."""
     file = f"[{e.module}](../{e.module})" if link else e.module
     test = (f"[{e.test}](../{e.test})" if link else e.test) if e.test else "-"
-    lines = [f"### {e.name}", "", _escaped(e.summary) if link else e.summary, ""]
+    lines = [f"### {e.name}", ""]
+    for paragraph in (e.summary, *e.details):
+        lines += [_escaped(paragraph) if link else paragraph, ""]
     rows = {
         "Source": e.source,
         "Forms": f"{e.forms}; masks: {e.masks}",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from rich.console import Console
@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from isoattn.apps.base.errors import UserError, near
 from isoattn.apps.base.run_folder import environment
 from isoattn.apps.core.arguments import (
+    Chosen,
     Parser,
     add_shared,
     at_least_one,
@@ -26,6 +27,7 @@ from isoattn.apps.core.arguments import (
     import_modules,
     new_folder,
     own_attentions,
+    own_mixers,
 )
 from isoattn.apps.core.memory import ChildDiedError, peak_bytes
 from isoattn.apps.core.methods import PEERS, Method, Run, Sizes
@@ -40,7 +42,9 @@ from isoattn.apps.core.timing import (
     train_step,
     warm_up,
 )
-from isoattn.core import UnsupportedAttention, attention_spec
+from isoattn.core import Capability, UnsupportedAttention, attention_spec
+from isoattn.core.factories import build_factory
+from isoattn.core.mixers import Mixer
 
 BASELINE = Method("Softmax", "attention", attention_spec("Softmax"))
 MATH = Method(
@@ -69,7 +73,7 @@ class Row:
 
     Args:
         method: label.
-        kind: ``"attention"`` or ``"peer"``.
+        kind: ``"attention"``, ``"mixer"`` or ``"peer"``.
         version: of a peer.
         tokens: N.
         note: why something is missing; empty where all is there.
@@ -184,7 +188,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="default 256 512 1024 2048 4096",
     )
-    parser.add_argument("--layers", action="store_true", help="whole layers, with projections")
+    parser.add_argument("--layers", action="store_true", help="whole layers, mixers too")
     parser.add_argument(
         "--dim", type=at_least_one, help="channels of a layer; default heads x head_dim"
     )
@@ -243,21 +247,7 @@ def _sizes(options: argparse.Namespace) -> Sizes:
 
 def _methods(options: argparse.Namespace) -> tuple[list[Method], list[str]]:
     """Softmax first, then what was asked for, then peers; also what is not there, and why."""
-    named = options.attentions is not None
-    asked = [choose(text) for text in options.attentions or own_attentions()]
-    methods = [BASELINE] + ([] if named else [MATH])
-    absent = []
-    for chosen in asked:
-        capability = chosen.factory(options.heads, options.head_dim).capability
-        has = capability.causal if options.causal else capability.bidirectional
-        form = "causal" if options.causal else "bidirectional"
-        if not has and named:
-            raise UserError(
-                f"{chosen.label} has no {form} form. Leave it out, or "
-                f"{'leave out --causal' if options.causal else 'add --causal'}."
-            )
-        if has and chosen.label != BASELINE.label:
-            methods.append(Method(chosen.label, "attention", chosen.spec))
+    methods, absent = _own_methods(options)
     for name in _peer_names(options.peers):
         peer = PEERS[name]
         found = peer.method(name)
@@ -268,6 +258,46 @@ def _methods(options: argparse.Namespace) -> tuple[list[Method], list[str]]:
         else:
             methods.append(found)
     return methods, absent
+
+
+def _own_methods(options: argparse.Namespace) -> tuple[list[Method], list[str]]:
+    named = options.attentions is not None
+    every = own_attentions() + (own_mixers() if options.layers else [])
+    asked = [choose(text, mixers=options.layers) for text in options.attentions or every]
+    methods = [BASELINE] + ([] if named else [MATH])
+    absent: list[str] = []
+    for chosen in asked:
+        try:
+            capability = _capability(chosen, options)
+        except ValueError as error:
+            if named:
+                raise UserError(f"{chosen.label}: {error}") from error
+            absent.append(f"{chosen.label}: {error}")
+            continue
+        has = capability.causal if options.causal else capability.bidirectional
+        form = "causal" if options.causal else "bidirectional"
+        if not has and named:
+            raise UserError(
+                f"{chosen.label} has no {form} form. Leave it out, or "
+                f"{'leave out --causal' if options.causal else 'add --causal'}."
+            )
+        if has and chosen.label != BASELINE.label:
+            kind: Literal["attention", "mixer"] = "mixer" if chosen.mixer else "attention"
+            methods.append(Method(chosen.label, kind, chosen.spec))
+    return methods, absent
+
+
+def _capability(chosen: Chosen, options: argparse.Namespace) -> Capability:
+    """What it can do with the options it was given.
+
+    Raises:
+        ValueError: sizes or an option it refuses.
+    """
+    if chosen.mixer:
+        width = options.dim or options.heads * options.head_dim
+        mixer: Mixer = build_factory(chosen.spec, Mixer, "mixer", 1)(width)
+        return mixer.capability
+    return chosen.factory(options.heads, options.head_dim).capability
 
 
 def _peer_names(asked: Sequence[str]) -> list[str]:

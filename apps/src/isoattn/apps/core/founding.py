@@ -29,7 +29,11 @@ INTRODUCTION = (
     Mechanism("Kernel trick: S and z summed once, used by every query", ("Linear",)),
     Mechanism("elu(x) + 1 as feature map", ("Linear",), "computed so that it never rounds to 0"),
     Mechanism("Random Fourier features (cosine and sine)", ("RandomFourier",), "correction 1"),
-    Mechanism("Positive orthogonal random features, FAVOR+", ("Favor",), "correction 1"),
+    Mechanism(
+        "Positive orthogonal random features, FAVOR+",
+        ("Favor",),
+        "correction 1; Favor(orthogonal=False) has independent ones",
+    ),
     Mechanism(
         "Recurrent form: a running S and z, one token at a time",
         ("Linear.extend", "Linear.step"),
@@ -38,7 +42,11 @@ INTRODUCTION = (
     Mechanism("Gated linear attention (GLA)", ("GatedLinear",), "correction 5"),
     Mechanism("Fixed exponential decay (RetNet)", ("Retention",)),
     Mechanism("HGRN2", ("HGRN2",), "correction 3"),
-    Mechanism("Hawk, Griffin", ("RGLRU", "SlidingWindow"), "correction 3"),
+    Mechanism(
+        "Hawk, Griffin",
+        ("RGLRU", "SlidingWindow"),
+        "correction 3; Griffin's local attention is a causal window of one key head",
+    ),
     Mechanism("Sliding window and global tokens (Longformer)", ("SlidingWindow",)),
     Mechanism("Window, global and random blocks (BigBird)", ("BigBird",)),
     Mechanism("Projected keys and values (Linformer)", ("Linformer",)),
@@ -49,20 +57,24 @@ INTRODUCTION = (
     ),
     Mechanism("S4, diagonal state space", ("S4D",), "correction 4"),
     Mechanism("Mamba, selective scan", ("SelectiveSSM",)),
-    Mechanism("Linear recurrence seen as attention (Mamba-2)", ("StateSpaceDual",)),
+    Mechanism("Linear recurrence seen as attention (Mamba-2)", ("StateSpaceDual", "Mamba2")),
     Mechanism("RWKV", ("RWKV6",), "version 6"),
     Mechanism("Rows that sum to one", ("Capability.normalised",), "correction 6"),
 )
 
 SURVEY = (
     Mechanism("Random Fourier features, unit norm (RFA)", ("RandomFourier",), "correction 10"),
-    Mechanism("RFA without unit norm: a scalar more for each key", ("RandomFourier",)),
-    Mechanism("Arc-cosine features (RFA)", ("RandomFourier",)),
+    Mechanism("RFA without unit norm: a scalar more a key", ("RandomFourier(lengths='weigh')",)),
+    Mechanism("Arc-cosine features (RFA)", ("RandomFourier(kernel='arccos')",)),
     Mechanism("RFA with a recency gate", ("GatedRandomFourier",), "correction 10"),
     Mechanism("elu(x) + 1, as in LoFTR", ("Linear",), "correction 8"),
     Mechanism("Scalar decay, chunked (SSD, Mamba-2)", ("StateSpaceDual",)),
     Mechanism("Landmarks (Nystrom), as in TransMIL", ("Nystrom",), "correction 9"),
     Mechanism("Gumbel noise on random features (NodeFormer)", ("GumbelFavor",), "correction 7"),
+    Mechanism(
+        "Its released scaling and noise in training alone",
+        ("GumbelFavor(fidelity='released')",),
+    ),
     Mechanism("Attention over channels (XCA, XCiT)", ("CrossCovariance",)),
     Mechanism("Matrix memory with exponential gates (mLSTM)", ("MLSTM",)),
     Mechanism("Gated attention unit, one head (GAU)", ("GatedAttentionUnit",)),

@@ -53,6 +53,7 @@ class Entry:
         name: short name.
         kind: ``"attention"`` or ``"mixer"``.
         summary: the first paragraph of the docstring: the equation.
+        details: the paragraphs after it, up to the arguments.
         source: paper, from the docstring; empty where it names none.
         released: what released code does differently, from the docstring.
         capability: of an instance with default options; None where it depends on the options.
@@ -67,6 +68,7 @@ class Entry:
     name: str
     kind: str
     summary: str
+    details: tuple[str, ...]
     source: str
     released: str
     capability: Capability | None
@@ -134,6 +136,7 @@ def _entry(
         name=cls.__name__,
         kind=kind,
         summary=summary,
+        details=_details(doc),
         source=source[1] if source else "",
         released=_released(doc),
         capability=capability,
@@ -158,6 +161,16 @@ def _option(parameter: inspect.Parameter) -> str:
 
 def _joined(text: str) -> str:
     return " ".join(text.split())
+
+
+def _details(doc: str) -> tuple[str, ...]:
+    found = []
+    for paragraph in doc.split("\n\n")[1:]:
+        if re.match(r"(Args|Raises|Returns|Example|Attributes|Yields):", paragraph):
+            break
+        if not paragraph.lower().startswith("released code:"):
+            found.append(_joined(paragraph))
+    return tuple(found)
 
 
 def _released(doc: str) -> str:

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from isoattn.core import Attention, Cost, Shape, attention_factory
-from isoattn.core.mixers.multi_head import MultiHead
+from isoattn.core.factories import build_factory
+from isoattn.core.mixers import Mixer, MultiHead
 
 Run = Callable[[Tensor], Tensor]
 
@@ -79,13 +80,13 @@ class Method:
 
     Args:
         label: how it is shown.
-        kind: ``"attention"`` of isoattn or of the user, or ``"peer"``.
-        spec: of the attention, or the name of the peer.
+        kind: ``"attention"`` of isoattn or of the user, ``"mixer"`` or ``"peer"``.
+        spec: of the attention or mixer, or the name of the peer.
         version: of the peer's package.
     """
 
     label: str
-    kind: Literal["attention", "peer"]
+    kind: Literal["attention", "mixer", "peer"]
     spec: Mapping[str, Any] | str
     version: str = ""
 
@@ -102,7 +103,11 @@ class Method:
                 return PEERS[self.spec].build(sizes)
             if sizes.dim is None:
                 return _operator(self.attention(sizes), sizes)
-            layer = MultiHead(sizes.dim, sizes.heads, self.spec, head_dim=sizes.head_dim)
+            layer: nn.Module
+            if self.kind == "mixer":
+                layer = build_factory(self.spec, Mixer, "mixer", 1)(sizes.dim)
+            else:
+                layer = MultiHead(sizes.dim, sizes.heads, self.spec, head_dim=sizes.head_dim)
             layer = layer.to(sizes.device, sizes.torch_dtype).eval()
             return lambda x: layer(x, causal=sizes.causal)
 
@@ -113,8 +118,8 @@ class Method:
         return module.to(sizes.device, sizes.torch_dtype).eval()
 
     def cost(self, sizes: Sizes) -> Cost | None:
-        """FLOPs and bytes in closed form; None for a peer, which has no model."""
-        if isinstance(self.spec, str):
+        """FLOPs and bytes in closed form; None where there is none: for a peer or a mixer."""
+        if self.kind != "attention":
             return None
         itemsize = sizes.torch_dtype.itemsize
         shape = Shape.square(

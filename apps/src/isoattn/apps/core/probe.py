@@ -117,7 +117,10 @@ def _chosen(options: argparse.Namespace) -> list[Chosen]:
     found = []
     for text in options.attentions if named else own_attentions():
         chosen = choose(text)
-        capability = chosen.factory(options.heads, options.head_dim).capability
+        try:
+            capability = chosen.factory(options.heads, options.head_dim).capability
+        except ValueError as error:
+            raise UserError(f"{chosen.label}: {error}") from error
         has = capability.causal if options.causal else capability.bidirectional
         if named and not has:
             form = "causal" if options.causal else "bidirectional"

@@ -109,7 +109,7 @@ def _with_error(q: Quantity) -> str:
 
 
 def curves(probed: list[Probed]) -> bytes:
-    """Skill over tokens, a panel for each kind of tokens and std; below -1 it is not told apart."""
+    """Skill over tokens, a panel for each kind of tokens and std; logarithmic below -1."""
     kinds = list(dict.fromkeys(str(p.where["data"]) for p in probed))
     stds = list(dict.fromkeys(p.where["std"] for p in probed))
     figure = Figure(figsize=(4.2 * len(stds) + 2.5, 3.4 * len(kinds)), layout="constrained")
@@ -121,11 +121,10 @@ def curves(probed: list[Probed]) -> bytes:
             here = [p for p in probed if (p.where["data"], p.where["std"]) == (kind, std)]
             for number, label in enumerate(labels):
                 points = [p.reading for p in here if p.label == label and p.reading.skill.defined]
-                heights = [max(-1.0, min(1.0, r.skill.value)) for r in points]
                 look: Any = style(label, number)
                 axes.errorbar(
                     [r.keys for r in points],
-                    heights,
+                    [r.skill.value for r in points],
                     [0.0 if math.isnan(r.skill.error) else r.skill.error for r in points],
                     label=label,
                     capsize=2,
@@ -133,7 +132,8 @@ def curves(probed: list[Probed]) -> bytes:
                 )
             token_axis(axes, sorted({p.reading.keys for p in here}))
             axes.axhline(0.0, color="#8a8f98", linewidth=0.8)
-            axes.set_ylim(-1.08, 1.08)
+            axes.set_yscale("symlog", linthresh=1.0)
+            axes.set_ylim(top=1.15)
             axes.set_title(f"{kind}, std {std:g}", fontsize=10, loc="left")
             if not column:
                 axes.set_ylabel("skill (1 softmax, 0 mean pooling)")
@@ -156,7 +156,7 @@ def layers(probed: list[Probed]) -> bytes:
             found = [(y, q) for y, q in found if q.defined]
             if found:
                 axes.errorbar(
-                    [max(-1.0, q.value) if name == "skill" else q.value for _, q in found],
+                    [q.value for _, q in found],
                     [y for y, _ in found],
                     xerr=[0.0 if math.isnan(q.error) else q.error for _, q in found],
                     fmt="o",
@@ -169,6 +169,8 @@ def layers(probed: list[Probed]) -> bytes:
     left.set_yticks(range(len(names)), names, fontsize=8)
     left.invert_yaxis()
     left.set_xlabel("skill (1 softmax of the same q and k, 0 mean pooling)")
+    left.set_xscale("symlog", linthresh=1.0)
+    left.set_xlim(right=1.15)
     left.axvline(0.0, color="#8a8f98", linewidth=0.8)
     right.set_xlabel("effective number of keys of a query, exp(entropy)")
     right.legend(fontsize=8, frameon=False)
