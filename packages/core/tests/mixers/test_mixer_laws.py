@@ -14,7 +14,7 @@ import torch
 
 import isoattn.core.mixers
 from isoattn.core import GatedAttentionUnit, MultiHead, UnsupportedAttention, attentions
-from isoattn.core.mixers import RGLRU, S4D, Mamba2, Mixer, SelectiveSSM
+from isoattn.core.mixers import RGLRU, S4D, Mamba2, Mixer, MultiScaleRetention, SelectiveSSM
 from isoattn.core.testing.suite import Draw, assert_close, leaves
 
 DIM = 12
@@ -45,7 +45,7 @@ EXAMPLES = {
             GatedAttentionUnit, DIM, key_dim=4, chunk=3, scaling="equation", expansion=0.5
         ),
         "FLASH-one-token-chunks": partial(GatedAttentionUnit, DIM, key_dim=4, chunk=1),
-        "FLASH-one-chunk": partial(GatedAttentionUnit, DIM, key_dim=4, chunk=200),
+        "FLASH-one-chunk": partial(GatedAttentionUnit, DIM, key_dim=5, chunk=200),
     },
     "SelectiveSSM": {
         "SelectiveSSM": partial(SelectiveSSM, DIM, state_dim=3),
@@ -55,6 +55,10 @@ EXAMPLES = {
         "Mamba2": partial(Mamba2, DIM, head_dim=6, state_dim=5),
         "Mamba2-grouped": partial(Mamba2, DIM, head_dim=6, state_dim=3, groups=2, chunk=8),
         "Mamba2-bare": partial(Mamba2, DIM, head_dim=8, state_dim=3, norm="none", conv_width=1),
+    },
+    "MultiScaleRetention": {
+        "MultiScaleRetention": partial(MultiScaleRetention, DIM, 3),
+        "MultiScaleRetention-wide": partial(MultiScaleRetention, DIM, 2, value_dim=6, chunk=8),
     },
     "RGLRU": {
         "RGLRU": partial(RGLRU, DIM),
