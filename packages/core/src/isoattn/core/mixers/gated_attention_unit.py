@@ -44,6 +44,8 @@ class GatedAttentionUnit(Mixer):
     state is one matrix and the unfinished chunk. Chunks are counted in kept tokens, so any length
     and any mask will do, and a causal token never sees the sum of its own chunk.
 
+    gamma starts at N(0, 0.02^2) and beta at 0, as in the listing: the weights are then close to 0.
+
     Args:
         dim: channels C.
         expansion: E / C.
