@@ -219,6 +219,37 @@ def test_gates_are_measured_with():
         measure(module, q, k, v, log_decay=decay)
 
 
+class Weighed(Attention):
+    """Mean pooling with given weights of the keys, of the queries that are tokens."""
+
+    capability = Capability(cross=True)
+
+    def forward(self, q, k, v, *, key_mask=None, causal=False, weights=None, query_mask=None):
+        total = (weights[:, None, :, None] * v).sum(2, keepdim=True) / weights.sum(1)[0]
+        return total.expand(-1, -1, q.shape[2], -1) + 0 * q.masked_fill(
+            ~query_mask[:, None, :, None], 0
+        ).sum((2, 3), keepdim=True)
+
+    _attend = None
+
+    def cost(self, shape, *, causal=False):
+        return Cost(0, 0, 0, 0)
+
+
+def test_what_else_an_attention_takes():
+    q, k, v = tokens()
+    weights = torch.arange(1.0, N + 1, dtype=torch.float64).expand(B, N)
+    real = torch.arange(7).expand(B, 7) < 5
+    q = q[:, :, :7].masked_fill(~real[:, None, :, None], math.nan)
+    model = nn.ModuleDict({"core": Weighed(H, D)})
+    with record(model, queries=64) as readings:
+        model["core"](q, k, v, weights=weights, query_mask=real)
+    reading = readings["core"]
+    assert reading.rows == B * 5
+    p = weights[0] / weights[0].sum()
+    assert reading.entropy.value == pytest.approx(-(p * p.log()).sum().item())
+
+
 def test_errors_cover_the_truth():
     # 40 choices of queries: about 95 % of the values lie within two standard errors.
     q, k, v = tokens("smooth", batch=2, n=200)

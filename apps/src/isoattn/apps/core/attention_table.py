@@ -132,7 +132,12 @@ def _state(e: Entry) -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([|*<\[])", r"\\\1", text)
+    """Docstring text as Markdown: roles and double backquotes as code, the rest without markup."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text).replace("``", "`")
+    parts = re.split(r"(`[^`]*`)", text)  # code stands at the odd places
+    plain = [re.sub(r"([|*<\[~])", r"\\\1", part) for part in parts[::2]]
+    code = [part.replace("|", r"\|") for part in parts[1::2]]
+    return "".join(x for pair in zip(plain, [*code, ""], strict=True) for x in pair)
 
 
 def _test(e: Entry) -> str:

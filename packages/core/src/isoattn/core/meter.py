@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
@@ -140,6 +140,7 @@ def measure(
     segments: Tensor | None = None,
     log_decay: Tensor | None = None,
     in_gate: Tensor | None = None,
+    more: Mapping[str, Tensor] | None = None,
     queries: int = 64,
     seed: int = 0,
 ) -> Reading:
@@ -161,6 +162,8 @@ def measure(
         segments: integer ids (B, N), as in :meth:`Attention.forward`.
         log_decay: gate, for attentions that take it.
         in_gate: gate, for attentions that take it.
+        more: what else its forward takes, by name, batch first (``noise``). A ``query_mask`` says
+            which queries are tokens.
         queries: how many are looked at, in all samples together: up to queries / 8 samples are
             chosen, then queries of each.
         seed: of the choice.
@@ -174,29 +177,23 @@ def measure(
     """
     if queries < 2:
         raise ValueError(f"queries must be at least 2, got {queries}")
-    gates = {"log_decay": log_decay, "in_gate": in_gate}
-    given = {name: gate for name, gate in gates.items() if gate is not None}
+    optional = {"key_mask": key_mask, "segments": segments}
+    optional |= {"log_decay": log_decay, "in_gate": in_gate, **(more or {})}
+    given = {name: x for name, x in optional.items() if x is not None}
     taken = inspect.signature(attention.forward).parameters
     for name in given:
         if name not in taken:
             raise ValueError(f"{type(attention).__name__} takes no {name}")
-    form: dict[str, Any] = {"causal": causal}
     attention._check(q, k, v, key_mask, causal)
     with torch.inference_mode(False), torch.no_grad(), no_autocast(v.device.type):
-        tensors = {"q": q, "k": k, "v": v, **given}
-        if key_mask is not None:
-            tensors["key_mask"] = key_mask
-        if segments is not None:
-            tensors["segments"] = segments
-        sample, chosen_S, place_SR = _choose(
-            q, key_mask, segments, k.shape[2], causal, queries, seed
-        )
+        real = _real_queries(q, k, given, causal)
+        sample, chosen_S, place_SR = _choose(real, queries, seed)
         # copies: tensors made in inference mode cannot take part in a gradient
+        tensors = {"q": q, "k": k, "v": v, **given}
         tensors = {n: x.detach()[chosen_S].clone() for n, x in tensors.items()}
-        if key_mask is not None and q.shape[2] == k.shape[2]:
-            # a NaN in a padded query would meet its zero gradient
-            tensors["q"] = zero_masked(tensors["q"], tensors["key_mask"])
-        call = _Call(attention, tensors, form)
+        # a NaN in a padded query would meet its zero gradient
+        tensors["q"] = zero_masked(tensors["q"], real[chosen_S])
+        call = _Call(attention, tensors, causal)
         seen_SRM = _visible(place_SR, tensors, causal)
         soft_SHRM = _softmax_rows(place_SR, seen_SRM, tensors)
         rows_SHRM = None
@@ -245,8 +242,10 @@ def record(model: nn.Module, *, queries: int = 64, seed: int = 0) -> Iterator[di
             busy = True
             try:
                 bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+                known = {n: x for n, x in bound.items() if n in _ARGUMENTS}
+                more = {n: x for n, x in bound.items() if n not in _ARGUMENTS}
                 readings[key] = measure(
-                    module, **bound, queries=queries, seed=derive_seed(seed, key)
+                    module, **known, more=more, queries=queries, seed=derive_seed(seed, key)
                 )
             finally:
                 busy = False
@@ -265,6 +264,9 @@ def record(model: nn.Module, *, queries: int = 64, seed: int = 0) -> Iterator[di
             handle.remove()
 
 
+_ARGUMENTS = frozenset(inspect.signature(measure).parameters)
+
+
 class _Quiet(nn.Module):
     """Calls the forward of an attention without its hooks."""
 
@@ -279,10 +281,12 @@ class _Quiet(nn.Module):
 class _Call:
     """An attention as a function of v alone, every call with the same draws and no side effect."""
 
-    def __init__(self, attention: Attention, tensors: dict[str, Tensor], form: dict[str, Any]):
+    def __init__(self, attention: Attention, tensors: dict[str, Tensor], causal: bool) -> None:
         self.module = _Quiet(attention)
         self.q, self.k, self.v = tensors["q"], tensors["k"], tensors["v"]
-        self.form = {**form, **{n: x for n, x in tensors.items() if n not in ("q", "k", "v")}}
+        self.form: dict[str, Any]
+        self.form = {n: x for n, x in tensors.items() if n not in ("q", "k", "v")}
+        self.form |= {"causal": causal}
         self.devices = [self.v.device] if self.v.device.type == "cuda" else []
 
     def __call__(self, v: Tensor) -> Tensor:
@@ -314,44 +318,46 @@ class _Call:
         return found.to(torch.promote_types(found.dtype, torch.float32))
 
 
-def _choose(
-    q: Tensor,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    keys: int,
-    causal: bool,
-    queries: int,
-    seed: int,
-) -> tuple[RowSample, Tensor, Tensor]:
-    """Samples (S) and queries of each (S, R); places of a sample with fewer are filled with 0."""
-    batch, tokens = q.shape[0], q.shape[2]
-    valid = torch.ones(batch, tokens, dtype=torch.bool)
-    if key_mask is not None:
-        keep = key_mask.detach().cpu()
-        if tokens == keys:
-            valid = keep
-        elif causal:
-            valid = keep.cumsum(1)[:, :tokens].clamp(max=1).bool()
-            valid = torch.nn.functional.pad(valid, (0, tokens - valid.shape[1]), value=True)
-            valid &= keep.any(1, keepdim=True)
-        else:
-            valid = keep.any(1, keepdim=True).expand(batch, tokens)
-    if not keys or not valid.any():
+def _real_queries(q: Tensor, k: Tensor, given: dict[str, Tensor], causal: bool) -> Tensor:
+    """Which queries are tokens and see a key: bool (B, N).
+
+    Raises:
+        ValueError: none.
+    """
+    batch, tokens, keys = q.shape[0], q.shape[2], k.shape[2]
+    real = torch.ones(batch, tokens, dtype=torch.bool, device=q.device)
+    keep = given.get("key_mask")
+    if keep is not None and tokens == keys:
+        real = keep
+    elif keep is not None:
+        real = keep.any(1, keepdim=True).expand(batch, tokens)
+        if causal:  # key i at the latest
+            first = keep.long().argmax(1, keepdim=True)
+            real = real & (first <= torch.arange(tokens, device=q.device))
+    if "query_mask" in given:
+        real = real & given["query_mask"]
+    if not keys or not real.any():
+        masked = "" if keep is None else f", of which {int(keep.sum())} are not masked"
         raise ValueError(
-            f"There is no query that sees a key: q {tuple(q.shape)}, {keys} keys"
-            + ("" if key_mask is None else f", of which {int(key_mask.sum())} are not masked")
+            f"There is no query that sees a key: q {tuple(q.shape)}, {keys} keys{masked}"
         )
+    return real
+
+
+def _choose(real_BN: Tensor, queries: int, seed: int) -> tuple[RowSample, Tensor, Tensor]:
+    """Samples (S) and queries of each (S, R); places of a sample with fewer are filled with 0."""
+    real = real_BN.cpu()
     generator = torch.Generator().manual_seed(derive_seed(seed, "meter"))
-    usable = valid.any(1).nonzero()[:, 0]
+    usable = real.any(1).nonzero()[:, 0]
     count = min(len(usable), max(2, queries // _ROWS_OF_A_SAMPLE))
     chosen = usable[torch.randperm(len(usable), generator=generator)[:count]].sort().values
     size = -(-queries // count)
-    order = torch.rand(batch, tokens, generator=generator)[chosen].masked_fill(~valid[chosen], 2.0)
+    order = torch.rand(real.shape, generator=generator)[chosen].masked_fill(~real[chosen], 2.0)
     place = order.argsort(1)[:, :size]
-    rows = valid[chosen].sum(1)
+    rows = real[chosen].sum(1)
     keep_SR = torch.arange(place.shape[1]) < rows[:, None]
-    device = q.device
     sample = RowSample(keep_SR, rows.double(), len(usable))
+    device = real_BN.device
     return sample, chosen.to(device), place.where(keep_SR, 0).to(device)
 
 
