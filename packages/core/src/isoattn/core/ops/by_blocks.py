@@ -24,13 +24,24 @@ Form = Callable[
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
+    """How a recurrence is run.
+
+    Args:
+        form: of one block.
+        tokens: how many of the inputs have a token axis; the first one is not ``None``.
+        shared: how many follow that every block sees whole, such as parameters; the rest is state.
+        axis: of the tokens, in inputs and output.
+        size: tokens in one block; the last one may be shorter.
+        fixed: which tensors of the next state carry no gradient.
+    """
+
     form: Form
-    axis: int
-    size: int
     tokens: int
     shared: int
-    fixed: frozenset[int]
+    axis: int
+    size: int
+    fixed: frozenset[int] = frozenset()
 
     def split(self, inputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
         """Inputs as tokens, shared ones and state."""
@@ -38,40 +49,52 @@ class _Plan:
         return inputs[: self.tokens], inputs[self.tokens : end], inputs[end:]
 
     def blocks(self, length: int) -> Iterator[tuple[int, int]]:
+        """Start and length of every block."""
         for start in range(0, max(1, length), self.size):
             yield start, min(self.size, length - start)
 
     def cut(self, tensors: Sequence[Tensor | None], start: int, length: int) -> list[Any]:
+        """The tokens of one block."""
         return [x if x is None else x.narrow(self.axis, start, length) for x in tensors]
 
 
-def by_blocks(
-    form: Form,
-    tokens: Sequence[Tensor | None],
-    shared: Sequence[Tensor | None],
-    state: Sequence[Tensor],
-    *,
-    size: int,
-    axis: int,
-    fixed: Sequence[int] = (),
-) -> tuple[Tensor, ...]:
-    """Run a form over consecutive blocks of tokens.
+@dataclass(frozen=True)
+class Recurrence:
+    """A family of plans under a name, so that the compiler can take any of them as one operator.
 
     Args:
-        form: of one block.
-        tokens: tensors with tokens on ``axis``; the first one is not ``None``.
-        shared: what every block sees whole, such as parameters.
-        state: before the first token.
-        size: tokens in one block; the last one may be shorter.
-        axis: of the tokens, in inputs and output.
-        fixed: which tensors of the next state carry no gradient.
+        states: how many of the inputs, the last ones, are the state.
+        plan: for given inputs and options.
+        empty: a contiguous output for given inputs.
+    """
+
+    states: int
+    plan: Callable[[Sequence[Tensor | None], Sequence[float]], Plan]
+    empty: Callable[[Sequence[Any]], Tensor]
+
+
+RECURRENCES: dict[str, Recurrence] = {}
+"""Every recurrence by its name."""
+
+
+def by_blocks(
+    name: str, inputs: Sequence[Tensor | None], options: Sequence[float]
+) -> tuple[Tensor, ...]:
+    """Run a recurrence of :data:`RECURRENCES` over consecutive blocks of tokens.
+
+    Args:
+        name: of the recurrence.
+        inputs: tensors with tokens, shared ones, and the state before the first token.
+        options: of the recurrence.
 
     Returns:
-        The outputs along ``axis``, then the state after the last token.
+        The outputs, then the state after the last token.
     """
-    plan = _Plan(form, axis, size, len(tokens), len(shared), frozenset(fixed))
+    if torch.compiler.is_compiling():
+        whole: list[Tensor] = _operator(name, list(inputs), [float(x) for x in options])
+        return tuple(whole)
     function: Any = _Recomputed
-    found: tuple[Tensor, ...] = function.apply(plan, *tokens, *shared, *state)
+    found: tuple[Tensor, ...] = function.apply(RECURRENCES[name].plan(inputs, options), *inputs)
     return found
 
 
@@ -84,7 +107,7 @@ def _room(block: Tensor, length: int, axis: int) -> Tensor:
     return block.new_empty(shape[0], shape[2], shape[1], shape[3]).transpose(1, 2)
 
 
-def _run(plan: _Plan, inputs: Sequence[Any]) -> tuple[Tensor, list[Sequence[Tensor]]]:
+def _run(plan: Plan, inputs: Sequence[Any]) -> tuple[Tensor, list[Sequence[Tensor]]]:
     """Outputs, and the states before each block and after the last one."""
     tokens, shared, state = plan.split(inputs)
     length = tokens[0].shape[plan.axis]
@@ -102,7 +125,7 @@ def _run(plan: _Plan, inputs: Sequence[Any]) -> tuple[Tensor, list[Sequence[Tens
 
 class _Recomputed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, plan: _Plan, *inputs: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, plan: Plan, *inputs: Any) -> tuple[Tensor, ...]:
         out, states = _run(plan, inputs)
         ctx.plan = plan
         between = [x for state in states[1:-1] for x in state]
@@ -141,7 +164,7 @@ def _pull(
 
 
 def _whole(
-    plan: _Plan, inputs: Sequence[Any], needed: Sequence[bool], grads: Sequence[Tensor]
+    plan: Plan, inputs: Sequence[Any], needed: Sequence[bool], grads: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """Gradients that can be differentiated again."""
     # views, because a tensor given twice must not collect the sum of both gradients twice
@@ -152,7 +175,7 @@ def _whole(
 
 
 def _reversed(
-    plan: _Plan,
+    plan: Plan,
     inputs: Sequence[Any],
     between: Sequence[Tensor],
     needed: Sequence[bool],
@@ -196,7 +219,7 @@ def _reversed(
     return [*dtokens, *dshared, *first_state]
 
 
-def _without(plan: _Plan, dstate: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _without(plan: Plan, dstate: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Gradients of a state without those that its fixed tensors do not carry."""
     return [None if i in plan.fixed else g for i, g in enumerate(dstate)]
 
@@ -206,3 +229,80 @@ def _leaves(tensors: Sequence[Any], needed: Sequence[bool]) -> list[Any]:
         x if x is None else x.detach().requires_grad_(need)
         for x, need in zip(tensors, needed, strict=True)
     ]
+
+
+@torch.library.custom_op("isoattn::by_blocks", mutates_args=())
+def _operator(name: str, inputs: Sequence[Tensor | None], options: Sequence[float]) -> list[Tensor]:
+    """What :func:`by_blocks` is to the compiler; second derivatives are for eager mode."""
+    out, states = _run(RECURRENCES[name].plan(inputs, options), inputs)
+    return [x.clone(memory_format=torch.contiguous_format) for x in (out, *states[-1])]
+
+
+@torch.library.custom_op("isoattn::by_blocks_backward", mutates_args=())
+def _operator_backward(
+    name: str,
+    inputs: Sequence[Tensor | None],
+    options: Sequence[float],
+    grads: Sequence[Tensor],
+    needed: Sequence[bool],
+) -> list[Tensor]:
+    plan = RECURRENCES[name].plan(inputs, options)
+    _, states = _run(plan, inputs)
+    between = [x for state in states[1:-1] for x in state]
+    # An operator runs below autograd; here it must record once more. The law ``compiled`` watches.
+    key: Any = torch._C.DispatchKey.AutogradFunctionality
+    recording: Any = torch._C._SetExcludeDispatchKeyGuard
+    with torch.enable_grad(), recording(key, False):
+        found = _reversed(plan, inputs, between, needed, grads)
+    return [_like(x, g) for x, g in zip(inputs, found, strict=True)]
+
+
+def _like(x: Tensor | None, grad: Tensor | None) -> Tensor:
+    """A gradient of its own memory; an operator cannot return ``None``."""
+    if x is None:
+        return torch.empty(0)
+    if grad is None:
+        return torch.zeros_like(x, memory_format=torch.contiguous_format)
+    return grad.clone(memory_format=torch.contiguous_format)
+
+
+@_operator.register_fake
+def _(name: str, inputs: Sequence[Tensor | None], options: Sequence[float]) -> list[Tensor]:
+    plan_of = RECURRENCES[name]
+    state = inputs[-plan_of.states :]
+    return [
+        plan_of.empty(inputs),
+        *(torch.empty_like(x).contiguous() for x in state if x is not None),
+    ]
+
+
+@_operator_backward.register_fake
+def _(
+    name: str,
+    inputs: Sequence[Tensor | None],
+    options: Sequence[float],
+    grads: Sequence[Tensor],
+    needed: Sequence[bool],
+) -> list[Tensor]:
+    return [
+        torch.empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+        for x in inputs
+    ]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.name, tensors, ctx.options = inputs
+    ctx.given = [x is not None for x in tensors]
+    ctx.save_for_backward(*(x for x in tensors if x is not None))
+
+
+def _backward(ctx: Any, grads: list[Tensor]) -> tuple[None, list[Tensor | None], None]:
+    saved = iter(ctx.saved_tensors)
+    tensors = [next(saved) if given else None for given in ctx.given]
+    needed = [x is not None and x.is_floating_point() for x in tensors]
+    found = _operator_backward(ctx.name, tensors, ctx.options, grads, needed)
+    pairs = zip(found, needed, strict=True)
+    return None, [x if need else None for x, need in pairs], None
+
+
+_operator.register_autograd(_backward, setup_context=_setup)

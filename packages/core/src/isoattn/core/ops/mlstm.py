@@ -18,14 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from isoattn.core.ops.blocks import NUMBERS, accumulation_dtype
-from isoattn.core.ops.by_blocks import by_blocks
-from isoattn.core.ops.scan import diagonal_scan
+from isoattn.core.ops.by_blocks import RECURRENCES, Plan, Recurrence, by_blocks
 
 FORGOTTEN = -1e6
 """Lower log-decays, -inf too, are taken as this: it forgets all and leaves other sums exact."""
@@ -63,7 +63,6 @@ def mlstm(
         (B, H, N, E) in the dtype of v, and the state after the last token, in float32 at least.
     """
     accumulate = accumulation_dtype(v_BGNE)
-    tokens = q_BHND.shape[2]
     if log_f_BGN is None:
         log_f_BGN = k_BGND.new_zeros(k_BGND.shape[:3], dtype=accumulate)
     if gate_BGN is None:
@@ -76,19 +75,26 @@ def mlstm(
     else:
         C_BGDE, n_BGD, m_BG = (x.to(accumulate) for x in state)
         memory = torch.cat([C_BGDE, n_BGD.unsqueeze(-1)], -1)
-    chunk = max(1, tokens if chunk is None else min(chunk, tokens))
-    inputs = (q_BHND, k_BGND, v_BGNE, log_f_BGN, gate_BGN)
-    form = partial(_block, chunk=chunk, sigmoid=sigmoid, eps=eps)
     mask = None if key_mask is None else key_mask[:, None]
-    if torch.compiler.is_compiling():
-        out, (memory, m_BG) = form((*inputs, mask), (), (memory, m_BG))
-    else:
-        size = block_tokens(q_BHND.shape, chunk)
-        fixed = () if eps else (1,)
-        out, memory, m_BG = by_blocks(
-            form, (*inputs, mask), (), (memory, m_BG), size=size, axis=2, fixed=fixed
-        )
+    inputs = (q_BHND, k_BGND, v_BGNE, log_f_BGN, gate_BGN, mask, memory, m_BG)
+    out, memory, m_BG = by_blocks("mlstm", inputs, (0 if chunk is None else chunk, sigmoid, eps))
     return out, (memory[..., :-1], memory[..., -1], m_BG)
+
+
+def _plan(inputs: Sequence[Tensor | None], options: Sequence[float]) -> Plan:
+    q = inputs[0]
+    assert q is not None
+    chunk, sigmoid, eps = int(options[0]) or q.shape[2], bool(options[1]), options[2]
+    chunk = max(1, min(chunk, q.shape[2]))
+    form = partial(_block, chunk=chunk, sigmoid=sigmoid, eps=eps)
+    size = block_tokens(q.shape, chunk)
+    return Plan(form, 6, 0, 2, size, frozenset() if eps else frozenset({1}))
+
+
+def _empty(inputs: Sequence[Any]) -> Tensor:
+    q, v = inputs[0], inputs[2]
+    empty: Tensor = v.new_empty(*q.shape[:3], v.shape[3])
+    return empty
 
 
 def block_tokens(q_shape: tuple[int, ...], chunk: int) -> int:
@@ -136,7 +142,7 @@ def _block(
     of_state = _finite(scale)
     weight = (i - _finite(top[..., -1:])).exp().to(accumulate)
     added = (k * weight.unsqueeze(-1)).transpose(-2, -1) @ v
-    states = _states(before, added, source, passed - of_state, scale == -torch.inf)
+    states = _states(before, added, source, passed - of_state)
 
     # Scales of the rows: row t is divided by exp(r_t), r_t = max(m_t, 0).
     m = f + torch.maximum(top, scale[..., :-1].unsqueeze(-1)) if stabilised else torch.zeros_like(f)
@@ -160,16 +166,8 @@ def _block(
     return out, (states[:, :, -1].clone(), scale[..., -1].to(accumulate))
 
 
-def _states(before: Tensor, added: Tensor, source: Tensor, target: Tensor, empty: Tensor) -> Tensor:
+def _states(before: Tensor, added: Tensor, source: Tensor, target: Tensor) -> Tensor:
     """States before each chunk and after the last one, (B, G, T + 1, D, F)."""
-    if torch.compiler.is_compiling():  # this block is the whole sequence
-        log_decay = target.diff(dim=-1).masked_fill(empty[..., :-1], -torch.inf)
-        first = before * (source[..., 0] + target[..., 0]).exp().to(before.dtype)[..., None, None]
-        added = added * (source + target)[..., 1:].exp().to(before.dtype)[..., None, None]
-        rest, _ = diagonal_scan(
-            log_decay.transpose(1, 2)[..., None, None], added.transpose(1, 2), first
-        )
-        return torch.cat([first.unsqueeze(2), rest.transpose(1, 2)], 2)
     exponent = target.unsqueeze(-1) + source.unsqueeze(-2)
     later = torch.ones_like(exponent, dtype=torch.bool).triu(1)
     decays = exponent.masked_fill(later, -torch.inf).exp().to(added.dtype)
@@ -188,3 +186,6 @@ def _in_chunks(x: Tensor, chunk: int, fill: float = 0.0) -> Tensor:
 def _finite(x: Tensor) -> Tensor:
     """A scale of nothing, -inf, as 0: what is divided by it is 0 anyway."""
     return x.masked_fill(x == -torch.inf, 0.0)
+
+
+RECURRENCES["mlstm"] = Recurrence(2, _plan, _empty)

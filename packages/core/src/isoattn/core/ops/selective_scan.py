@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from isoattn.core.ops.blocks import NUMBERS, accumulation_dtype
-from isoattn.core.ops.by_blocks import by_blocks
+from isoattn.core.ops.by_blocks import RECURRENCES, Plan, Recurrence, by_blocks
 from isoattn.core.ops.scan import diagonal_scan
 
 
@@ -74,17 +75,21 @@ def selective_scan(
     accumulate = accumulation_dtype(u_BNC)
     if state_BCS is None:
         state_BCS = u_BNC.new_zeros(batch, channels, states, dtype=accumulate)
-    if block is None:
-        block = block_tokens(batch, channels, states)
-    sequences = (u_BNC, delta_BNC, B_BNGS, C_BNGS, z_BNC, mask)
-    shared = (A_CS, D_C, delta_bias_C)
-    form = partial(_block, softplus=softplus)
-    given = state_BCS.to(accumulate)
-    if torch.compiler.is_compiling():
-        out, (state,) = form(sequences, shared, (given,))
-    else:
-        out, state = by_blocks(form, sequences, shared, (given,), size=block, axis=1)
+    inputs = (u_BNC, delta_BNC, B_BNGS, C_BNGS, z_BNC, mask, A_CS, D_C, delta_bias_C)
+    options = (softplus, 0 if block is None else block)
+    out, state = by_blocks("selective_scan", (*inputs, state_BCS.to(accumulate)), options)
     return out, state
+
+
+def _plan(inputs: Sequence[Tensor | None], options: Sequence[float]) -> Plan:
+    state = inputs[-1]
+    assert state is not None
+    size = int(options[1]) or block_tokens(*state.shape)
+    return Plan(partial(_block, softplus=bool(options[0])), 6, 3, 1, size)
+
+
+def _empty(inputs: Sequence[Any]) -> Tensor:
+    return torch.empty_like(inputs[0], memory_format=torch.contiguous_format)
 
 
 def block_tokens(batch: int, channels: int, states: int) -> int:
@@ -124,3 +129,6 @@ def _block(
         z = z if mask is None else z.masked_fill(~mask[..., None], 0.0)
         y = y * F.silu(z)
     return y.to(dtype), (last.clone(),)
+
+
+RECURRENCES["selective_scan"] = Recurrence(1, _plan, _empty)
