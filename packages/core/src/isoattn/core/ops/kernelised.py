@@ -252,10 +252,6 @@ def _pieces(tokens: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, tokens))
 
 
-def _cut(n: slice, *tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(x[:, :, n] for x in tensors)
-
-
 def _kept(key_mask: Tensor | None, n: slice) -> Tensor | None:
     return None if key_mask is None else key_mask[:, n]
 
@@ -269,7 +265,7 @@ def _pull(
     inputs: Sequence[Tensor],
     grads: Sequence[Tensor],
     wanted: Sequence[bool],
-) -> list[Tensor | None]:
+) -> list[Any]:
     """Gradients of the wanted inputs, differentiable again where the caller's are."""
     again = torch.is_grad_enabled()
     chosen = [x for x, want in zip(inputs, wanted, strict=True) if want]
@@ -277,7 +273,7 @@ def _pull(
     return [next(found) if want else None for want in wanted]
 
 
-def _added(total: Sequence[Tensor | None], more: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _added(total: Sequence[Any], more: Sequence[Any]) -> list[Any]:
     return [a if b is None else b if a is None else a + b for a, b in zip(total, more, strict=True)]
 
 
@@ -296,7 +292,8 @@ class _Pooled(torch.autograd.Function):
     ) -> Tensor:
         sums = None
         for n in _blocks(kernel, q, k.shape[2]):
-            sums = _absorb(kernel, *_cut(n, k, v), _kept(key_mask, n), parameters, sums)
+            part = (k[:, :, n], v[:, :, n], _kept(key_mask, n))
+            sums = _absorb(kernel, *part, parameters, sums)
         assert sums is not None
         out = empty_heads(q.shape[0], q.shape[1], q.shape[2], v.shape[3], v)
         for n in _blocks(kernel, q, q.shape[2]):
@@ -317,18 +314,20 @@ class _Pooled(torch.autograd.Function):
                 dq, dk, dv, *dp = _pull([out], (q, k, v, *parameters), [grad], need[1:4] + need[5:])
                 return (None, dq, dk, dv, None, *dp)
             dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-            dsums = [torch.zeros_like(x) for x in sums]
+            dsums: list[Any] = [torch.zeros_like(x) for x in sums]
             dp = [None] * len(parameters)
             for n in _blocks(kernel, q, q.shape[2]):
                 leaves = _leaves(q[:, :, n], *sums, *parameters)
                 with torch.enable_grad():
-                    out = _rows(kernel, leaves[0], Sums(*leaves[1:3], m), leaves[3:], v.dtype)
+                    out = _rows(
+                        kernel, leaves[0], Sums(leaves[1], leaves[2], m), leaves[3:], v.dtype
+                    )
                 found = _pull([out], leaves, [grad[:, :, n]], (True, True, True, *need[5:]))
                 dq[:, :, n] = found[0]
                 dsums = _added(dsums, found[1:3])
                 dp = _added(dp, found[3:])
             for n in _blocks(kernel, q, k.shape[2]):
-                leaves = _leaves(*_cut(n, k, v), *parameters)
+                leaves = _leaves(k[:, :, n], v[:, :, n], *parameters)
                 with torch.enable_grad():
                     mapped = _mapped_keys(
                         kernel, leaves[0], leaves[1], _kept(key_mask, n), leaves[2:]
@@ -370,7 +369,7 @@ def _chunked(
     batch, heads, queries, _ = q.shape
     dtype = v.dtype
     # Keys after the last query are seen by none; missing and padded keys have phi(k) = 0.
-    (k, v), key_mask = _cut(slice(queries), k, v), _kept(key_mask, slice(queries))
+    k, v, key_mask = k[:, :, :queries], v[:, :, :queries], _kept(key_mask, slice(queries))
     phi_k, v, weight = _mapped_keys(kernel, k, v, key_mask, parameters)
     groups = phi_k.shape[1]
     phi_q = kernel.queries(q.to(phi_k.dtype), parameters)
@@ -388,7 +387,7 @@ def _chunked(
     if weight is None:
         weights, fade = match.tril(), None
         partial = phi_k.cumsum(-2) if kernel.bounded else None
-        S, z = (_running(x, new) for x, new in zip(sums, _products(phi_k, v), strict=False))
+        S, z = (_running(x, new) for x, new in zip(sums[:2], _products(phi_k, v), strict=True))
         after = Sums(S[:, :, 0, -1].clone(), z[:, :, 0, -1, :, 0].clone())
     else:
         level, end = _levels(weight, sums.m)
@@ -398,7 +397,7 @@ def _chunked(
         phi_k = phi_k * (weight - _finite(end)[..., 1:, None]).exp().unsqueeze(-1)
         # from the end of one chunk to that of another
         pass_on = _below(end.unsqueeze(-2) - _finite(end).unsqueeze(-1)).exp()
-        S, z = (_passed(pass_on, x, y) for x, y in zip(sums, _products(phi_k, v), strict=False))
+        S, z = (_passed(pass_on, x, y) for x, y in zip(sums[:2], _products(phi_k, v), strict=True))
         after = Sums(S[:, :, 0, -1].clone(), z[:, :, 0, -1, :, 0].clone(), end[:, :, 0, -1])
     S, z = S[:, :, :, :-1], z[:, :, :, :-1]
     top, bottom = phi_q @ S, phi_q @ z
@@ -486,7 +485,7 @@ class _Scanned(torch.autograd.Function):
         for n in _pieces(q.shape[2], block_tokens(chunk)):
             if n.start:
                 between += sums or ()
-            part = (*_cut(n, q, k, v), _kept(key_mask, n))
+            part = (q[:, :, n], k[:, :, n], v[:, :, n], _kept(key_mask, n))
             out[:, :, n], sums = _chunked(kernel, chunk, *part, sums, parameters)
         assert sums is not None
         ctx.options = kernel, chunk, len(parameters)
@@ -517,8 +516,8 @@ class _Scanned(torch.autograd.Function):
                 dq, dk, dv, dS0, dz0, *dp = found
                 return (None, None, dq, dk, dv, None, dS0, dz0, None, *dp)
             dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-            dp: list[Tensor | None] = [None] * count
-            dsums: list[Tensor | None] = [dS, dz]
+            dp = [None] * count
+            dsums: list[Any] = [dS, dz]
             begun = S is not None
             if not begun:
                 S, z = torch.zeros_like(dS), torch.zeros_like(dz)
@@ -526,9 +525,9 @@ class _Scanned(torch.autograd.Function):
             before = [(S, z, m), *_triples(ctx.saved_tensors[7 + count :])]
             pieces = list(_pieces(q.shape[2], block_tokens(chunk)))
             for n, state in zip(reversed(pieces), reversed(before), strict=True):
-                leaves = _leaves(*_cut(n, q, k, v), *state[:2], *parameters)
+                leaves = _leaves(q[:, :, n], k[:, :, n], v[:, :, n], *state[:2], *parameters)
                 with torch.enable_grad():
-                    part = (*leaves[:3], _kept(key_mask, n))
+                    part = (leaves[0], leaves[1], leaves[2], _kept(key_mask, n))
                     sums = Sums(leaves[3], leaves[4], state[2])
                     out, after = _chunked(kernel, chunk, *part, sums, leaves[5:])
                 found = _pull(
