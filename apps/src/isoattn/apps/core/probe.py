@@ -24,8 +24,8 @@ from isoattn.apps.core.arguments import (
     new_folder,
     own_attentions,
 )
-from isoattn.apps.core.bench import Advance, progress
 from isoattn.apps.core.methods import gates
+from isoattn.apps.core.progress import Advance, progress
 from isoattn.core import UnsupportedAttention
 from isoattn.core.meter import Reading, measure
 from isoattn.core.training import derive_seed
@@ -169,7 +169,7 @@ def _synthetic(chosen: list[Chosen], options: argparse.Namespace, advance: Advan
                             causal=options.causal,
                             queries=options.queries,
                             seed=options.seed,
-                            **gates(module, k),
+                            more=gates(module, k),
                         )
                     except (ValueError, UnsupportedAttention) as error:
                         raise UserError(f"{attention.label}, {tokens} tokens: {error}") from error
