@@ -122,6 +122,19 @@ def test_cross_attention(name):
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", [n for n, c in OURS.items() if c(3, 4).capability.cross])
+def test_padded_queries_change_no_other_even_where_the_lengths_agree(name):
+    # Nystrom pools queries too: it must not take the mask of the context for theirs
+    torch.manual_seed(0)
+    layer = MultiHead(12, 3, name).double().eval()
+    x, context = Draw(0).normal(2, 90, 12), Draw(1).normal(2, 90, 12)
+    mask = torch.arange(90) < 80
+    context_mask = torch.arange(90) < 70
+    out = layer(x, context, mask=mask.expand(2, -1), context_mask=context_mask.expand(2, -1))
+    torch.testing.assert_close(out[:, :80], layer(x[:, :80], context[:, :70]))
+    assert not out[:, 80:].any()
+
+
 @pytest.mark.parametrize("cls", [Decayed, HeadDecayed])
 @pytest.mark.parametrize("temperature", [16.0, 1.0])
 def test_gates(cls, temperature):

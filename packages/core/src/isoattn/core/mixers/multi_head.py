@@ -168,9 +168,10 @@ class MultiHead(Mixer):
             x, source = zero_pads(x, mask), zero_pads(context, context_mask)
             position, key_mask = None, context_mask
         q, k, v = self._project(x, source, position)
-        out = self.attention(
-            q, k, v, key_mask=key_mask, causal=causal, segments=segments, **self._gates(source)
-        )
+        more = self._gates(source)
+        if context is not None and not self.attention.capability.independent_queries:
+            more["query_mask"] = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+        out = self.attention(q, k, v, key_mask=key_mask, causal=causal, segments=segments, **more)
         return self._merge(out, mask)
 
     def extend(
