@@ -12,6 +12,7 @@ Shape suffixes: as in :mod:`isoattn.core.contract`; T tokens of a block, a power
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -365,7 +366,12 @@ def _operator_backward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     inputs = (q, k, v, projection, mask, state, total, m)
-    dq, dk, dv, ds, dz = _backward(inputs, _kernel(kind, scale, eps), grad, dstate, dtotal)
+    # An operator's body runs below autograd, which the blocks need: a thread starts above it.
+    with ThreadPoolExecutor(1) as above:
+        found = above.submit(
+            _backward, inputs, _kernel(kind, scale, eps), grad, dstate, dtotal
+        ).result()
+    dq, dk, dv, ds, dz = found
     assert dq is not None and dk is not None and dv is not None
     assert ds is not None and dz is not None
     return dq, dk, dv, ds.clone(), dz.clone()
@@ -406,7 +412,6 @@ def _(
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(*inputs[:8])
     ctx.options = inputs[8:]
-    ctx.mark_non_differentiable(output[3])
 
 
 def _pull(ctx: Any, grad: Tensor, dstate: Tensor, dtotal: Tensor, _: Any) -> tuple[Any, ...]:
