@@ -15,15 +15,12 @@ BOTH = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f6
 SMALL = {
     "window": partial(SlidingWindow, window=5, block=4),
     "global": partial(SlidingWindow, window=6, global_tokens=5, block=4),
-    "one block": partial(SlidingWindow, window=20, global_tokens=3, block=64),
 }
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", [name for name, law in LAWS.items() if not law.slow])
 @pytest.mark.parametrize("factory", SMALL.values(), ids=SMALL)
 def test_laws_in_a_small_window(factory, name):
-    if LAWS[name].slow:
-        pytest.skip("below")
     try:
         LAWS[name](factory, Sizes())
     except NotApplicableError as reason:
