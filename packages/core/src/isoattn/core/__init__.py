@@ -21,6 +21,7 @@ from isoattn.core.cost import Cost, Shape
 from isoattn.core.mixers.gated_attention_unit import GatedAttentionUnit
 from isoattn.core.mixers.mamba2 import Mamba2
 from isoattn.core.mixers.multi_head import MultiHead
+from isoattn.core.mixers.retention_block import MultiScaleRetention
 from isoattn.core.mixers.rglru import RGLRU
 from isoattn.core.mixers.s4d import S4D
 from isoattn.core.mixers.selective_ssm import SelectiveSSM
@@ -54,6 +55,7 @@ __all__ = [
     "Mamba2",
     "Mean",
     "MultiHead",
+    "MultiScaleRetention",
     "Nystrom",
     "RGLRU",
     "RWKV6",
