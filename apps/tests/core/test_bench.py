@@ -176,6 +176,7 @@ def test_peers_that_are_not_installed_are_named(isoattn, tmp_path, monkeypatch):
     assert "no-such-package (Thing): not installed" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # theirs
 @pytest.mark.parametrize("dim", [None, 24], ids=["operator", "layer"])
 @pytest.mark.parametrize("name", list(methods.PEERS))
 def test_peers_that_are_installed_run(name, dim):
