@@ -97,8 +97,9 @@ def print_bench(bench: Bench, folder: Path) -> None:
     )
     for line in [*notes, *bench.absent]:
         say(line)
+    if any(row.train_peak is not None for row in bench.rows):
+        say(f"MiB: peak of forward + backward above the inputs at {bench.tokens[-1]:,} tokens.")
     say(
-        f"MiB: peak of forward + backward above the inputs at {bench.tokens[-1]:,} tokens. "
         f"Measured here: {bench.peaks.flops / 1e9:,.0f} GFLOP/s in a matrix product, "
         f"{bench.peaks.bytes / 1e9:,.0f} GB/s in a copy."
     )
