@@ -52,15 +52,15 @@ class Task:
         steps: of training.
     """
 
-    tokens: int = 64
-    pairs: int = 16
-    vocab: int = 128
+    tokens: int = 48
+    pairs: int = 8
+    vocab: int = 64
     dim: int = 64
     heads: int = 2
     conv: int = 3
     layers: int = 2
     batch: int = 32
-    steps: int = 1500
+    steps: int = 800
 
     def __post_init__(self) -> None:
         if self.tokens < 3 * self.pairs:
@@ -138,7 +138,7 @@ def mixers(task: Task) -> dict[str, dict[str, Callable[[], Mixer]]]:
     for name in ("Softmax", "Linear", "Retention", "StateSpaceDual", "GatedLinear", "MLSTM"):
         found[name] = {
             f"head_dim {d}": partial(MultiHead, task.dim, task.heads, name, head_dim=d)
-            for d in (4, 8, 16, 32)
+            for d in (4, 8, 16)
         }
     found["FLASH"] = {
         f"key_dim {d}": partial(GatedAttentionUnit, task.dim, expansion=1, key_dim=d, chunk=8)
@@ -310,7 +310,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/associative_recall"))
     for name, value in asdict(Task()).items():
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2])
+    parser.add_argument("--rates", type=float, nargs="+", default=[5e-3, 1e-2, 2e-2])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--only", nargs="+", default=[], help="mixers by name; all unless given")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once")
