@@ -5,6 +5,7 @@
 Each row is the median of the rounds, forward and forward + backward, in milliseconds of wall time;
 the ratio is to the first row of its group, taken round by round. Methods are interleaved (A B A B),
 so that a slow moment of the machine hits all of them. q, k, v are given, batch 1, float32.
+kornia, performer-pytorch and nystrom-attention are compared where they are installed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from isoattn.core import CrossCovariance, Linear, Softmax
+from isoattn.core import CrossCovariance, Favor, GumbelFavor, Linear, Nystrom, Softmax
 
 Method = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -59,6 +60,70 @@ def kornia_linear() -> Method | None:
     return lambda q, k, v: module(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
 
 
+def performer(dim: int, features: int) -> Method | None:
+    """The FastAttention of performer-pytorch, or None where it is not installed."""
+    if importlib.util.find_spec("performer_pytorch") is None:
+        return None
+    from performer_pytorch import FastAttention
+
+    module: Method = FastAttention(dim_heads=dim, nb_features=features)
+    return module
+
+
+def nystrom_attention(heads: int, dim: int, landmarks: int) -> Method | None:
+    """The operator of nystrom-attention: its module with projections that change nothing."""
+    if importlib.util.find_spec("nystrom_attention") is None:
+        return None
+    from nystrom_attention import NystromAttention
+
+    module = NystromAttention(
+        heads * dim, dim_head=dim, heads=heads, num_landmarks=landmarks, residual=False
+    )
+    module.to_out = torch.nn.Identity()
+    module.to_qkv = torch.nn.Identity()  # it is called on q, k and v side by side
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        beside = torch.cat([x.transpose(1, 2).flatten(2) for x in (q, k, v)], -1)
+        out: Tensor = module(beside)
+        return out.unflatten(-1, (heads, dim)).transpose(1, 2)
+
+    return attend
+
+
+def exact_gumbel(draws: int, tau: float) -> Method:
+    """Softmax with noise per key, one N x N matrix a draw: what GumbelFavor approximates."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        logits = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 / tau)
+        total = torch.zeros_like(v)
+        for _ in range(draws):
+            noise = -torch.empty(*k.shape[:2], 1, k.shape[2]).exponential_().log() / tau
+            total = total + (logits + noise).softmax(-1) @ v
+        return total / draws
+
+    return attend
+
+
+def peers(heads: int, dim: int) -> dict[str, dict[str, Method]]:
+    """Groups against packages, where those are installed."""
+    found: dict[str, dict[str, Method]] = {}
+    favor, nystrom = performer(dim, 266), nystrom_attention(heads, dim, 64)
+    if favor:
+        found["favor, 266 features"] = {
+            "performer-pytorch": favor,
+            "isoattn Favor": Favor(heads, dim, features=266),
+        }
+    if nystrom:
+        found["nystrom, 64 landmarks"] = {
+            "nystrom-attention": nystrom,
+            "isoattn Nystrom": Nystrom(heads, dim, landmarks=64),
+        }
+    kornia = kornia_linear()
+    if kornia:
+        found["linear against kornia"] = {"kornia": kornia, "isoattn Linear": Linear(heads, dim)}
+    return found
+
+
 def groups(heads: int, dim: int, compiled: bool) -> dict[str, dict[str, Method]]:
     """The peers first: ratios are to the first of a group."""
     temperature = torch.ones(heads, 1, 1, requires_grad=True)
@@ -78,10 +143,11 @@ def groups(heads: int, dim: int, compiled: bool) -> dict[str, dict[str, Method]]
     if compiled:
         found["linear"]["isoattn Linear, compiled"] = torch.compile(linear)
         found["cross-covariance"]["isoattn CrossCovariance, compiled"] = torch.compile(cross)
-    kornia = kornia_linear()
-    if kornia:
-        found["linear against kornia"] = {"kornia": kornia, "isoattn Linear": linear}
-    return found
+    found["gumbel, 10 draws, 30 features"] = {
+        "exact, a matrix a draw": exact_gumbel(10, 0.25),
+        "isoattn GumbelFavor": GumbelFavor(heads, dim, features=30, draws=10, tau=0.25).train(),
+    }
+    return {**found, **peers(heads, dim)}
 
 
 def timed(method: Method, shape: tuple[int, ...], layout: str) -> tuple[float, float]:
@@ -134,6 +200,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="at least 5")
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--softmax-tokens", type=int, default=2_048, help="its cost is quadratic")
+    parser.add_argument("--gumbel-tokens", type=int, default=2_708, help="the nodes of Cora")
+    parser.add_argument("--only", nargs="+", default=[], help="groups whose name begins so")
     parser.add_argument("--layout", choices=["separate", "fused"], default="separate")
     parser.add_argument("--compiled", action="store_true", help="also through torch.compile")
     args = parser.parse_args()
@@ -146,7 +214,11 @@ def main() -> None:
     )
     print(f"{'':36s}{'fwd ms':>10s} {'ratio':>6s}{'f+b ms':>10s} {'ratio':>6s}")
     for title, methods in groups(args.heads, args.dim, args.compiled).items():
-        tokens = args.softmax_tokens if title == "softmax" else args.tokens
+        if args.only and not title.startswith(tuple(args.only)):
+            continue
+        tokens = {"softmax": args.softmax_tokens, "gumbel": args.gumbel_tokens}.get(
+            title.split(",")[0], args.tokens
+        )
         print(f"{title}, {tokens} tokens")
         compare(methods, (args.batch, args.heads, tokens, args.dim), args)
 

@@ -15,6 +15,7 @@ from isoattn.core.testing.algebra import _require_reference
 from isoattn.core.testing.suite import (
     Draw,
     Sizes,
+    assert_close,
     attend,
     build,
     forms,
@@ -168,6 +169,25 @@ def first_derivatives(factory: AttentionFactory, sizes: Sizes) -> None:
         want = torch.autograd.grad(attend(module, *inputs, causal=causal), inputs, full)
         for a, b in zip(ones, want, strict=True):
             assert torch.allclose(a, b, atol=1e-12), "an expanded gradient is treated differently"
+
+
+@law()
+def some_gradients(factory: AttentionFactory, sizes: Sizes) -> None:
+    """Asked for the gradient of one input alone, it gives the same as asked for all of them."""
+    sizes = sizes.at_most(70)
+    module = build(factory, sizes)
+    inputs = Draw().qkv(sizes)
+    for causal in forms(module):
+        everything = leaves(*inputs)
+        out = attend(module, *everything, causal=causal)
+        weight = Draw(2).normal(*out.shape)
+        want = torch.autograd.grad((out * weight).sum(), everything)
+        for part, name in enumerate("qkv"):
+            one = [x.detach().clone() for x in inputs]
+            one[part].requires_grad_()
+            out = attend(module, *one, causal=causal)
+            (got,) = torch.autograd.grad((out * weight).sum(), one[part])
+            assert_close(got, want[part], 1e-11, f"causal={causal}: d{name} alone")
 
 
 @law()
