@@ -71,7 +71,7 @@ class Split:
         return nodes
 
     def mask(self, part: Part, num_nodes: int) -> Tensor:
-        """bool (N,), true for the nodes of a part."""
+        """Bool (N,), true for the nodes of a part."""
         mask = torch.zeros(num_nodes, dtype=torch.bool)
         mask[self[part]] = True
         return mask
@@ -151,7 +151,7 @@ class NodeTask:
         return len(self.classes)
 
     def labelled(self) -> Tensor:
-        """bool (N,), nodes with a label (of multilabel tasks: with at least one)."""
+        """Bool (N,), nodes with a label (of multilabel tasks: with at least one)."""
         if self.kind == "multiclass":
             return self.y != UNLABELLED
         return ~self.y.isnan().all(1)
