@@ -135,7 +135,11 @@ class Projection(nn.Module):
         self.rows.copy_(self._drawn(self.stream.key()))
 
     def forward(self) -> Tensor:
-        """The rows (H, R, D) of this call; the n-th draw serves calls n * redraw_every and on."""
+        """The rows (H, R, D) of this call; the n-th draw serves calls n * redraw_every and on.
+
+        Where they may change they are a copy: a backward pass needs those of its own call, whatever
+        is drawn in between.
+        """
         if self.training and self.redraw_every:
             _redraw(
                 self.rows,
@@ -146,6 +150,7 @@ class Projection(nn.Module):
                 self.orthogonal,
                 self.norms,
             )
+            return self.rows.clone()
         return self.rows
 
     def _drawn(self, key: Tensor) -> Tensor:

@@ -128,10 +128,10 @@ class Favor(Attention):
 
         Bidirectional: dot products with the rows for q and k, phi(k)^T v, phi(q) S and phi(q) z;
         kept are q, k, v, the projection, S, z and the maxima. With an eps above 0 beside an
-        exponential the dot products of k are taken twice, for their maximum first. Causal: over
-        blocks of 128 tokens (the last one up to the next power of two) the same, and the pairs
-        inside; kept are q, k, v and the projection, and the backward pass runs the forward pass
-        once more.
+        exponential the dot products of k are taken twice, for their maximum first. Causal: the
+        same over blocks of 128 tokens with all pairs inside, and once more in the backward pass;
+        kept are q, k, v, the scaled rows, and S, z and the maxima before each block. A block whose
+        keys rise by e^30 above its first one, as very long ones may at the start, costs more.
         """
         rows, dim, width = shape.batch * shape.heads, shape.head_dim, shape.value_dim
         size = max(4, shape.itemsize)
@@ -141,20 +141,15 @@ class Favor(Attention):
         drawn = table.numel() * table.element_size()
         features = self.features
         if causal:
-            forward, backward = 0, 0
-            for start in range(0, shape.queries, BLOCK):
-                tokens = min(BLOCK, shape.queries - start)
-                room = 1 << (tokens - 1).bit_length()
-                mapped = 4 * rows * room * features
-                pairs = mapped * width + rows * room * (room - 1) * (features + width)
-                forward += mapped * dim + pairs
-                backward += 2 * mapped * dim + 3 * pairs
-                if start + tokens < shape.queries:  # the sums before the next block
-                    keys = min(tokens, max(0, shape.keys - start))
-                    backward += 2 * rows * keys * features * (dim + width)
-            seen = min(shape.keys, shape.queries)
-            read = rows * (shape.queries * dim + seen * (dim + width))
-            saved = read * shape.itemsize + drawn
+            tokens, blocks = shape.queries, -(-shape.queries // BLOCK)
+            mapped = 4 * rows * tokens * features * dim
+            pairs = sum(min(BLOCK, tokens - n * BLOCK) ** 2 for n in range(blocks))
+            products = 2 * rows * features * tokens * (2 * width + 1)
+            products += 2 * rows * pairs * (features + width)
+            forward, backward = mapped + products, 2 * mapped + 3 * products
+            saved = rows * tokens * (2 * dim + width) * shape.itemsize
+            saved += shape.heads * features * dim * size
+            saved += blocks * rows * features * (width + 2) * size
         else:
             mapped = 2 * rows * features * (dim + width)
             forward = mapped * (shape.queries + shape.keys)
