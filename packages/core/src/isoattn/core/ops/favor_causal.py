@@ -166,7 +166,7 @@ def _faded(sums: tuple[Tensor, Tensor], exponent: Tensor) -> tuple[Tensor, Tenso
 
 
 def _exp(x: Tensor) -> Tensor:
-    """exp(x), and the smallest normal number in place of less, which takes a CPU 50 times longer."""
+    """exp(x), and the smallest normal number in place of less, which costs a CPU 50 times more."""
     return x.clamp_min(math.log(torch.finfo(x.dtype).tiny) + 2.0).exp()
 
 
