@@ -10,7 +10,8 @@ Shape suffixes: as in :mod:`isoattn.core.contract`, R = H / G query heads a key 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -90,21 +91,15 @@ def decay_attention(
     if tokens == 0:
         empty = v.new_zeros(batch, q_BHND.shape[1], 0, width)
         return empty, k.new_zeros(shape, dtype=accumulate) if state is None else state
-    size = chunk_size(tokens, chunk, vector)
-    family = decay_vector if vector else decay_scalar
-    inputs = (q_BHND, k, v, decay, bonus_HD, state, scale, size, family)
-    if torch.compiler.is_compiling():  # the compiler fuses plain operators better than blocks
-        return plain(*inputs)
-    function: Any = _Decay
-    out, end = function.apply(*inputs)
+    inputs = (q_BHND, k, v, decay, bonus_HD, state)
+    run: Any = _operator if torch.compiler.is_compiling() else _Decay.apply
+    out, end = run(*inputs, scale, chunk, vector)
     return out, end
 
 
 def chunk_size(tokens: int, chunk: int | None, vector: bool) -> int:
     """Tokens of a chunk as it is computed: not more than there are, a power of two by channel."""
-    size = tokens if chunk is None else chunk
-    if not torch.compiler.is_compiling():  # there a fixed size is worth more than a fitting one
-        size = min(size, tokens)
+    size = tokens if chunk is None else min(chunk, tokens)
     if not vector:
         return size
     power = 1
@@ -126,24 +121,33 @@ def decay_flops(
     return forward, backward
 
 
-def plain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    bonus: Tensor | None,
-    state: Tensor | None,
-    scale: float,
-    chunk: int,
-    family: ModuleType,
-) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class _Options:
+    """How the engine is run: the size of a chunk as it is computed, and its form."""
+
+    scale: float
+    chunk: int
+    family: ModuleType
+
+
+def _options(tokens: int, scale: float, chunk: int | None, vector: bool) -> _Options:
+    family = decay_vector if vector else decay_scalar
+    return _Options(scale, chunk_size(tokens, chunk, vector), family)
+
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""q, k, v, log-decays, bonus and state."""
+
+
+def _plain(inputs: Inputs, options: _Options) -> tuple[Tensor, Tensor]:
     """The chunked form in differentiable operators, of whole tensors or of one block of them."""
+    q, k, v, log_decay, bonus, state = inputs
     accumulate, groups = log_decay.dtype, k.shape[1]
     (batch, heads, tokens, dim), width = q.shape, v.shape[3]
     if state is None:
         state = k.new_zeros(batch, groups, dim, width, dtype=accumulate)
-    out, end = family.forward(
-        *_in_chunks(q, k, v, log_decay, scale, chunk),
+    out, end = options.family.forward(
+        *_in_chunks(q, k, v, log_decay, options.scale, options.chunk),
         _by_rows(bonus, batch, groups, accumulate),
         state.flatten(0, 1),
     )
@@ -201,63 +205,75 @@ def _token_blocks(x_BHND: Tensor, chunk: int) -> list[slice]:
     return [slice(t, min(t + size, tokens)) for t in range(0, tokens, size)]
 
 
+def _room(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and last state, empty."""
+    (batch, heads, tokens, dim), (groups, width) = q.shape, (k.shape[1], v.shape[3])
+    end = k.new_empty(batch, groups, dim, width, dtype=decay.dtype)
+    return empty_heads(batch, heads, tokens, width, v), end
+
+
+def _run(inputs: Inputs, options: _Options) -> tuple[Tensor, Tensor]:
+    """Blocks of chunks one after the other."""
+    q, k, v, decay, bonus, state = inputs
+    out, end = _room(q, k, v, decay)
+    for b in batch_blocks(q):
+        carried = None if state is None else state[b]
+        for n in _token_blocks(q[b], options.chunk):
+            parts = piece(q, b, n), piece(k, b, n), piece(v, b, n), decay[b, :, n]
+            values, carried = _plain((*parts, bonus, carried), options)
+            write(out, b, n, values)
+        assert carried is not None
+        end[b] = carried
+    return out, end
+
+
+def _pull(
+    grad: Tensor, grad_end: Tensor, inputs: Inputs, options: _Options, into: Sequence[Tensor]
+) -> tuple[Tensor | None, Tensor]:
+    """Gradients of q, k, v and log-decays, written ``into`` such tensors; of bonus and state."""
+    q, k, v, decay, bonus, state = inputs
+    scale, chunk, groups = options.scale, options.chunk, k.shape[1]
+    dstate = torch.empty_like(grad_end, memory_format=torch.contiguous_format)
+    dbonus = None if bonus is None else torch.zeros_like(bonus, dtype=decay.dtype)
+    with no_autocast(grad.device.type):
+        for b in batch_blocks(q):
+            rows = _by_rows(bonus, len(q[b]), groups, decay.dtype)
+            carried = grad_end[b].flatten(0, 1)
+            for n, starts in _starts(k, v, decay, state, b, _token_blocks(q[b], chunk), options):
+                parts = piece(q, b, n), piece(k, b, n), piece(v, b, n)
+                chunks = _in_chunks(*parts, decay[b, :, n], scale, chunk)
+                grads = _chunks(piece(grad, b, n), groups, chunk, decay.dtype)
+                *found, more, carried = options.family.backward(
+                    grads, *chunks, rows, starts, carried
+                )
+                if scale != 1.0:
+                    found[0].mul_(scale)
+                for target, x in zip(into, found, strict=True):
+                    _store(target, b, n, x)
+                if bonus is not None:
+                    dbonus += more.view(-1, *bonus.shape).sum(0)
+            dstate[b] = carried.view(dstate[b].shape)
+    return None if bonus is None or dbonus is None else dbonus.to(bonus.dtype), dstate
+
+
 class _Decay(torch.autograd.Function):
-    """Blocks of chunks one after the other. Keeps its inputs; weights and states come again."""
+    """Keeps its inputs; weights and states come again."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        q, k, v, decay, bonus, state, scale, chunk, family = inputs
-        ctx.save_for_backward(q, k, v, decay, bonus, state)
-        ctx.options = (scale, chunk, family)
-        (batch, heads, tokens, dim), (groups, width) = q.shape, (k.shape[1], v.shape[3])
-        out = empty_heads(batch, heads, tokens, width, v)
-        end = k.new_empty(batch, groups, dim, width, dtype=decay.dtype)
-        for b in batch_blocks(q):
-            carried = None if state is None else state[b]
-            for n in _token_blocks(q[b], chunk):
-                values, carried = plain(
-                    piece(q, b, n),
-                    piece(k, b, n),
-                    piece(v, b, n),
-                    decay[b, :, n],
-                    bonus,
-                    carried,
-                    scale,
-                    chunk,
-                    family,
-                )
-                write(out, b, n, values)
-            end[b] = carried
-        return out, end
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        inputs, options = given[:6], _options(given[0].shape[2], *given[6:])
+        ctx.save_for_backward(*inputs)
+        ctx.options = options
+        return _run(inputs, options)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_end: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             return _replay(ctx, grad, grad_end)
-        q, k, v, decay, bonus, state = ctx.saved_tensors
-        scale, chunk, family = ctx.options
-        dq, dk, dv, dlog = (torch.empty_like(x) for x in (q, k, v, decay))
-        dstate = torch.empty_like(grad_end)
-        dbonus = None if bonus is None else torch.zeros_like(bonus, dtype=decay.dtype)
-        groups = k.shape[1]
-        with no_autocast(grad.device.type):
-            for b in batch_blocks(q):
-                rows = _by_rows(bonus, len(q[b]), groups, decay.dtype)
-                carried = grad_end[b].flatten(0, 1)
-                for n, starts in _starts(k, v, decay, state, b, _token_blocks(q[b], chunk), ctx):
-                    parts = piece(q, b, n), piece(k, b, n), piece(v, b, n)
-                    inputs = _in_chunks(*parts, decay[b, :, n], scale, chunk)
-                    grads = _chunks(piece(grad, b, n), groups, chunk, decay.dtype)
-                    *found, more, carried = family.backward(grads, *inputs, rows, starts, carried)
-                    if scale != 1.0:
-                        found[0].mul_(scale)
-                    for target, x in zip((dq, dk, dv, dlog), found, strict=True):
-                        _store(target, b, n, x)
-                    if dbonus is not None:
-                        dbonus += more.view(-1, *bonus.shape).sum(0)
-                dstate[b] = carried.view(dstate[b].shape)
-        dbonus = None if dbonus is None else dbonus.to(bonus.dtype)
-        return dq, dk, dv, dlog, dbonus, dstate if state is not None else None, None, None, None
+        inputs = ctx.saved_tensors
+        found = [torch.empty_like(x) for x in inputs[:4]]
+        dbonus, dstate = _pull(grad, grad_end, inputs, ctx.options, found)
+        return *found, dbonus, None if inputs[5] is None else dstate, None, None, None
 
 
 def _store(target: Tensor, batch: slice, tokens: slice, x: Tensor) -> None:
@@ -276,19 +292,17 @@ def _starts(
     state: Tensor | None,
     b: slice,
     blocks: list[slice],
-    ctx: Any,
+    options: _Options,
 ) -> Iterator[tuple[slice, Tensor]]:
     """The blocks from the last to the first, with the states before each of their chunks."""
-    _, chunk, family = ctx.options
-    groups = k.shape[1]
     if state is None:
-        carried = k.new_zeros(len(k[b]) * groups, k.shape[3], v.shape[3], dtype=decay.dtype)
+        carried = k.new_zeros(len(k[b]) * k.shape[1], k.shape[3], v.shape[3], dtype=decay.dtype)
     else:
         carried = state[b].flatten(0, 1)
     found = []
     for n in blocks:
         key, value, gate = piece(k, b, n), piece(v, b, n), decay[b, :, n]
-        factors, added = family.updates(*_keys_in_chunks(key, value, gate, chunk))
+        factors, added = options.family.updates(*_keys_in_chunks(key, value, gate, options.chunk))
         starts, carried = scan(factors, added, carried)
         found.append((n, starts))
     while found:
@@ -303,6 +317,84 @@ def _replay(ctx: Any, grad: Tensor, grad_end: Tensor) -> tuple[Tensor | None, ..
         # views, so that an input given twice is still told apart
         leaves: Any = [x if x is None else x.view_as(x) for x in inputs]
         used = [x for x, wanted in zip(leaves, needed, strict=True) if wanted]
-        out, end = plain(*leaves, *ctx.options)
+        out, end = _plain(leaves, ctx.options)
         grads = iter(torch.autograd.grad((out, end), used, (grad, grad_end), create_graph=True))
     return (*(next(grads) if wanted else None for wanted in needed), None, None, None)
+
+
+@torch.library.custom_op("isoattn::decay_attention", mutates_args=())
+def _operator(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    bonus: Tensor | None,
+    state: Tensor | None,
+    scale: float,
+    chunk: int | None,
+    vector: bool,
+) -> tuple[Tensor, Tensor]:
+    """What the engine is to the compiler, whose trace is then as short at any length."""
+    with torch.no_grad():
+        return _run((q, k, v, decay, bonus, state), _options(q.shape[2], scale, chunk, vector))
+
+
+@torch.library.custom_op("isoattn::decay_attention_backward", mutates_args=())
+def _operator_backward(
+    grad: Tensor,
+    grad_end: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    bonus: Tensor | None,
+    state: Tensor | None,
+    scale: float,
+    chunk: int | None,
+    vector: bool,
+) -> list[Tensor]:
+    """Gradients of the inputs that there are."""
+    with torch.no_grad():
+        options, inputs = _options(q.shape[2], scale, chunk, vector), (q, k, v, decay, bonus, state)
+        found = [_like(x) for x in (q, k, v, decay)]
+        dbonus, dstate = _pull(grad, grad_end, inputs, options, found)
+        found += [] if dbonus is None else [dbonus]
+        return found if state is None else [*found, dstate]
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@_operator.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _room(q, k, v, decay)
+
+
+@_operator_backward.register_fake
+def _(
+    grad: Tensor,
+    grad_end: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    bonus: Tensor | None,
+    state: Tensor | None,
+    *_: Any,
+) -> list[Tensor]:
+    return [_like(x) for x in (q, k, v, decay, bonus, state) if x is not None]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:6])
+    ctx.options = inputs[6:]
+
+
+def _backward(ctx: Any, grad: Tensor, grad_end: Tensor) -> tuple[Tensor | None, ...]:
+    inputs = ctx.saved_tensors
+    found = iter(_operator_backward(grad, grad_end, *inputs, *ctx.options))
+    return *(None if x is None else next(found) for x in inputs), None, None, None
+
+
+_operator.register_autograd(_backward, setup_context=_setup)

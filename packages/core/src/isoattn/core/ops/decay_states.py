@@ -33,9 +33,7 @@ def scan(
 
 
 def _followed(*tensors: Tensor) -> bool:
-    """Whether autograd or the compiler watches: then no loop over a number of chunks."""
-    if torch.compiler.is_compiling():
-        return True
+    """Whether autograd records: then no loop over a number of chunks."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
