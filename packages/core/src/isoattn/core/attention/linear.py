@@ -9,7 +9,7 @@ from torch import Tensor
 from isoattn.core.contract import Attention, Capability, State
 from isoattn.core.cost import Cost, Shape
 from isoattn.core.features import FEATURES, FeatureMap
-from isoattn.core.ops.kernelised import block_tokens, whole_chunk
+from isoattn.core.ops.kernel_chunks import block_tokens, whole_chunk
 from isoattn.core.ops.linear import linear_attention, linear_extension
 from isoattn.core.ops.reference import direct as reference
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from isoattn.core.contract import Attention, Capability, State
 from isoattn.core.cost import Cost, Shape
 from isoattn.core.frequencies import gaussian
-from isoattn.core.ops import kernelised
+from isoattn.core.ops import kernel_chunks, kernelised
 from isoattn.core.ops.random_fourier import BOUNDS, Clamp, Lengths, RandomFourierKernel
 from isoattn.core.ops.reference import random_fourier as reference
 from isoattn.core.streams import Stream
@@ -95,7 +95,7 @@ class RandomFourier(Attention):
         super().__init__(heads, head_dim)
         _check(features, kernel, pool, norm_eps, eps)
         _check_together(kernel, lengths, norm_eps, clamp, eps)
-        self.chunk = kernelised.whole_chunk(chunk)
+        self.chunk = kernel_chunks.whole_chunk(chunk)
         self.features, self.pool, self.redraw = features, pool, redraw
         self.kernel = RandomFourierKernel(
             features,
@@ -190,7 +190,7 @@ class RandomFourier(Attention):
             if weighted:
                 pairs = _chunk_pairs(shape.queries, chunk)
                 passed = 2 * rows * pairs * features * (width + 1)
-            blocks = -(-shape.queries // kernelised.block_tokens(chunk))
+            blocks = -(-shape.queries // kernel_chunks.block_tokens(chunk))
             kept = (blocks - 1) * state
         else:
             products = 2 * rows * features * (keys * width + shape.queries * (width + 1))
@@ -242,7 +242,7 @@ class RandomFourier(Attention):
 
 def _chunk_pairs(queries: int, chunk: int) -> int:
     """Pairs of chunks between which the weighted form rescales S and z, block by block."""
-    chunks, whole = -(-queries // chunk), kernelised.block_tokens(chunk) // chunk
+    chunks, whole = -(-queries // chunk), kernel_chunks.block_tokens(chunk) // chunk
     blocks = [min(whole, chunks - start) for start in range(0, chunks, whole)]
     return sum((n + 1) ** 2 for n in blocks)
 

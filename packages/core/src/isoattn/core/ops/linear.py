@@ -24,12 +24,8 @@ from isoattn.core.ops.blocks import (
     token_blocks,
     write,
 )
-from isoattn.core.ops.kernelised import (
-    FeatureKernel,
-    guarded_inverse,
-    kernel_attention,
-    kernel_extension,
-)
+from isoattn.core.ops.feature_kernel import FeatureKernel, guarded_inverse
+from isoattn.core.ops.kernelised import kernel_attention, kernel_extension
 from isoattn.core.ops.masking import no_autocast, zero_masked
 
 

@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from isoattn.core.ops.kernelised import FeatureKernel, guarded_inverse
+from isoattn.core.ops.feature_kernel import FeatureKernel, guarded_inverse
 
 Clamp = Literal["relative", "released", "released_masked", "released_cross"]
 
