@@ -4,6 +4,7 @@ from isoattn.core.attention.big_bird import BigBird
 from isoattn.core.attention.controls import Identity, Mean, Zero
 from isoattn.core.attention.cross_covariance import CrossCovariance
 from isoattn.core.attention.decay import GatedLinear, Retention, StateSpaceDual
+from isoattn.core.attention.delta_rule import DeltaRule
 from isoattn.core.attention.favor import Favor
 from isoattn.core.attention.gated_random_fourier import GatedRandomFourier
 from isoattn.core.attention.gumbel_favor import GumbelFavor
@@ -42,6 +43,7 @@ __all__ = [
     "CosineSoftmax",
     "Cost",
     "CrossCovariance",
+    "DeltaRule",
     "Favor",
     "GatedAttentionUnit",
     "GatedLinear",
