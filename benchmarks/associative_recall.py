@@ -140,6 +140,12 @@ def mixers(task: Task) -> dict[str, dict[str, Callable[[], Mixer]]]:
             f"head_dim {d}": partial(MultiHead, task.dim, task.heads, name, head_dim=d)
             for d in (4, 8, 16)
         }
+    found["MLSTM, head norm"] = {  # its published layers have one
+        f"head_dim {d}": partial(
+            MultiHead, task.dim, task.heads, "MLSTM", head_dim=d, out_norm=True
+        )
+        for d in (4, 8, 16)
+    }
     found["FLASH"] = {
         f"key_dim {d}": partial(GatedAttentionUnit, task.dim, expansion=1, key_dim=d, chunk=8)
         for d in (4, 16, 64)
@@ -239,7 +245,7 @@ def _work(task: Task, jobs: list[Job], results: Results, workers: int) -> None:
         for n, row in enumerate(pool.imap_unordered(partial(_run, task), left), 1):
             results.add(row)
             print(
-                f"[{n}/{len(left)}] {row['mixer']:15} {row['size']:12} rate {row['rate']:g} "
+                f"[{n}/{len(left)}] {row['mixer']:16} {row['size']:12} rate {row['rate']:g} "
                 f"seed {row['seed']}: {row['accuracy']:.3f} in {row['seconds']:.0f} s",
                 flush=True,
             )

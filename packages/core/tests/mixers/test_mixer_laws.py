@@ -28,6 +28,7 @@ EXAMPLES = {
     "MultiHead": {
         "MultiHead-rotary": partial(MultiHead, DIM, 2, "Softmax", rotary=True, kv_heads=1),
         "MultiHead-wide": partial(MultiHead, DIM, 2, "Linear", head_dim=5, rotary=True),
+        "MultiHead-normed": partial(MultiHead, DIM, 2, "MLSTM", out_norm=True),
         "MultiHead-bare": partial(MultiHead, DIM, 2, "Softmax", qkv_bias=False, out_bias=False),
         **{f"MultiHead-{name}": partial(MultiHead, DIM, 3, name) for name in OURS},
     },

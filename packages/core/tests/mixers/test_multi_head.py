@@ -122,6 +122,21 @@ def test_cross_attention(name):
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
 
 
+def test_out_norm_divides_each_head_by_its_root_mean_square():
+    torch.manual_seed(0)
+    layer = MultiHead(12, 3, "Linear", out_norm=True).double()
+    plain = MultiHead(12, 3, "Linear").double()
+    plain.load_state_dict(layer.state_dict())
+    for part in (layer, plain):
+        with torch.no_grad():
+            part.out.weight.copy_(torch.eye(12))
+            part.out.bias.zero_()
+    x = Draw(0).normal(2, 9, 12)
+    head = plain(x).unflatten(-1, (3, 4))
+    want = head / (head.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    torch.testing.assert_close(layer(x), want.flatten(2))
+
+
 @pytest.mark.parametrize("name", [n for n, c in OURS.items() if c(3, 4).capability.cross])
 def test_padded_queries_change_no_other_even_where_the_lengths_agree(name):
     # Nystrom pools queries too: it must not take the mask of the context for theirs

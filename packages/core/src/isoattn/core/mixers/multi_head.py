@@ -52,6 +52,9 @@ class MultiHead(Mixer):
         context_dim: channels of the context; dim unless given.
         qkv_bias: whether W_q, W_k, W_v have a bias.
         out_bias: whether W_o has one.
+        out_norm: divide each head's output by its root mean square over D before W_o, as the layers
+            of RetNet, GLA and mLSTM do; what has no normaliser of its own, or one of either sign,
+            learns far better with it. No weight of its own: W_o would absorb it.
         rotary: turn q and k by the token's rank among the kept ones of its segment (RoFormer), for
             self-attention. What an attention sees is relative only where it is a function of the
             products q k; a feature map applied after the turn sees the position itself.
@@ -76,6 +79,7 @@ class MultiHead(Mixer):
         context_dim: int | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
+        out_norm: bool = False,
         rotary: bool = False,
         decay_temperature: float = 16.0,
     ) -> None:
@@ -97,6 +101,7 @@ class MultiHead(Mixer):
         if decay_temperature <= 0:
             raise ValueError(f"decay_temperature must be positive, got {decay_temperature}")
         self.context_dim = dim if context_dim is None else context_dim
+        self.out_norm = out_norm
         self.rotary = rotary
         self.decay_temperature = decay_temperature
 
@@ -212,7 +217,10 @@ class MultiHead(Mixer):
 
     def extra_repr(self) -> str:
         """Sizes shown by ``print(module)``."""
-        return f"dim={self.dim}, heads={self.heads}, kv_heads={self.kv_heads}, rotary={self.rotary}"
+        return (
+            f"dim={self.dim}, heads={self.heads}, kv_heads={self.kv_heads}, "
+            f"out_norm={self.out_norm}, rotary={self.rotary}"
+        )
 
     def _check_self(self, x: Tensor, segments: Tensor | None) -> None:
         if self.context_dim != self.dim:
@@ -276,6 +284,9 @@ class MultiHead(Mixer):
         return found
 
     def _merge(self, out_BHND: Tensor, mask: Tensor | None) -> Tensor:
+        if self.out_norm:
+            wide = out_BHND.to(accumulation_dtype(out_BHND))
+            out_BHND = F.rms_norm(wide, wide.shape[-1:], eps=1e-6).to(out_BHND.dtype)
         y: Tensor = self.out(out_BHND.transpose(1, 2).flatten(2))
         return zero_pads(y, mask)
 
