@@ -8,6 +8,7 @@ from isoattn.core.attention.delta_rule import DeltaRule
 from isoattn.core.attention.favor import Favor
 from isoattn.core.attention.gated_random_fourier import GatedRandomFourier
 from isoattn.core.attention.gumbel_favor import GumbelFavor
+from isoattn.core.attention.gumbel_softmax import GumbelSoftmax
 from isoattn.core.attention.hgrn2 import HGRN2
 from isoattn.core.attention.linear import Linear
 from isoattn.core.attention.linformer import Linformer
@@ -49,6 +50,7 @@ __all__ = [
     "GatedLinear",
     "GatedRandomFourier",
     "GumbelFavor",
+    "GumbelSoftmax",
     "HGRN2",
     "Identity",
     "Linear",

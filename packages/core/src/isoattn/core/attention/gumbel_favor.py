@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from isoattn.core.contract import Attention, Capability
+from isoattn.core.attention.key_noise import Fidelity, KeyNoise
 from isoattn.core.cost import Cost, Shape
 from isoattn.core.frequencies import Norms, Projection
 from isoattn.core.ops import gumbel
@@ -16,11 +16,9 @@ from isoattn.core.ops.favor import favor_attention
 from isoattn.core.ops.masking import no_autocast
 from isoattn.core.ops.positive_features import Kernel
 from isoattn.core.ops.reference import favor as reference
-from isoattn.core.ops.segments import over_segments
-from isoattn.core.streams import Stream
 
 
-class GumbelFavor(Attention):
+class GumbelFavor(KeyNoise):
     """o_i = mean_t sum_j w_ijt v_j / sum_j w_ijt, w_ijt = phi(q_i).phi(k_j) exp(g_jt / tau).
 
     phi are positive random features of x / sqrt(tau), so that phi(q).phi(k) estimates
@@ -36,9 +34,13 @@ class GumbelFavor(Attention):
         head_dim: dimension D of a query or key head; NodeFormer's heads have the full width.
         features: number R of features.
         tau: temperature.
+        tau_eval: temperature in evaluation mode, that of training unless given (the released
+            scripts evaluate their two large graphs at 1).
         draws: T, samples of noise averaged in training mode; 0 is no noise.
         eval_draws: samples of noise in evaluation mode, the same ones at every call until training
             goes on; 0 is none, as released.
+        noise_every: calls in training mode after which the noise is drawn anew; 0 is never, which
+            is what the released code comes to (it resets the generator in every forward).
         fidelity: ``"paper"``, or ``"released"`` (qitianwu/NodeFormer, nodeformer.py), which divides
             the exponent by sqrt(D) and adds 1e-6 to each exponential.
         orthogonal: whether rows are orthogonal within each D of them, or independent.
@@ -50,11 +52,6 @@ class GumbelFavor(Attention):
         ValueError: a size or an option out of range; says which.
     """
 
-    capability = Capability(cross=True, stochastic=True)
-    unsupported = {
-        "causal": "nodes of a graph have no order, and the noise of a key is shared by all queries"
-    }
-
     def __init__(
         self,
         heads: int,
@@ -62,37 +59,30 @@ class GumbelFavor(Attention):
         *,
         features: int = 30,
         tau: float = 0.25,
+        tau_eval: float | None = None,
         draws: int = 10,
         eval_draws: int = 0,
-        fidelity: Literal["paper", "released"] = "paper",
+        noise_every: int = 1,
+        fidelity: Fidelity = "paper",
         orthogonal: bool = True,
         norms: Norms = "chi",
         redraw_every: int = 0,
         seed: int = 0,
     ) -> None:
-        super().__init__(heads, head_dim)
-        if fidelity not in ("paper", "released"):
-            raise ValueError(f"fidelity must be 'paper' or 'released', got {fidelity!r}")
-        if not tau > 0:
-            raise ValueError(f"tau must be > 0, got {tau}")
-        if draws < 0 or eval_draws < 0:
-            raise ValueError(
-                "draws and eval_draws must be 0 (no noise) or more, "
-                f"got draws={draws}, eval_draws={eval_draws}"
-            )
-        self.features = features
-        self.tau = tau
-        self.draws = draws
-        self.eval_draws = eval_draws
-        self.fidelity: Literal["paper", "released"] = fidelity
-        released = fidelity == "released"
-        self.kernel = Kernel(
-            "positive",
-            (tau * head_dim**0.5 if released else tau) ** -0.5,
-            1e-6 if released else 0.0,
-            constant_top=not released,
+        super().__init__(
+            heads,
+            head_dim,
+            tau=tau,
+            tau_eval=tau_eval,
+            draws=draws,
+            eval_draws=eval_draws,
+            noise_every=noise_every,
+            fidelity=fidelity,
+            seed=seed,
         )
-        if released:
+        self.features = features
+        self._kernel, self._kernel_eval = (self._kernel_at(t) for t in (tau, self.tau_eval))
+        if fidelity == "released":
             self.deviations = {
                 "long_dtypes": "where inputs are large (standard deviation 3) all features are the "
                 "added 1e-6 and the gradients of q and k vanish: rounding is all that is left"
@@ -106,146 +96,49 @@ class GumbelFavor(Attention):
             redraw_every=redraw_every,
             seed=seed,
         )
-        self.stream = Stream(seed)
 
     def extra_repr(self) -> str:
         """Sizes and options shown by ``print(module)``."""
-        return (
-            f"{super().extra_repr()}, features={self.features}, tau={self.tau}, "
-            f"draws={self.draws}, eval_draws={self.eval_draws}, fidelity={self.fidelity!r}"
+        return f"{super().extra_repr()}, features={self.features}"
+
+    @property
+    def kernel(self) -> Kernel:
+        """The features of the present mode."""
+        return self._kernel if self.training else self._kernel_eval
+
+    def _kernel_at(self, tau: float) -> Kernel:
+        released = self.fidelity == "released"
+        return Kernel(
+            "positive",
+            self.logit_scale(tau) ** 0.5,
+            1e-6 if released else 0.0,
+            constant_top=not released,
         )
 
     def reseed(self, seed: int) -> None:
         """Draw projection and noise anew, from another seed."""
+        super().reseed(seed)
         self.projection.reseed(seed)
-        self.stream.reseed(seed)
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        causal: bool = False,
-        segments: Tensor | None = None,
-        noise: Tensor | None = None,
-    ) -> Tensor:
-        """Attend, as :meth:`Attention.forward`, with noise.
+    def _prepared(self) -> Callable[..., Tensor]:
+        return partial(self._with_noise, self.projection())
 
-        Args:
-            q: queries (B, H, N, D).
-            k: keys (B, G, M, D); G divides H.
-            v: values (B, G, M, E).
-            key_mask: bool (B, M), True = keep.
-            causal: must be False.
-            segments: integer ids (B, N), as in :meth:`Attention.forward`.
-            noise: g (B, H, M, T), as of :meth:`draw_noise`; drawn here unless given.
-
-        Returns:
-            (B, H, N, E) in the dtype of v.
-
-        Raises:
-            UnsupportedAttention: the form is not defined for this mechanism; says why.
-            ValueError: shapes or dtypes that do not fit; names them.
-        """
-        self._check(q, k, v, key_mask, causal)
-        if noise is None:
-            noise = self.draw_noise(k.shape[0], k.shape[2])
-        else:
-            self._check_noise(noise, k)
-        rows = self.projection()
-        call = partial(self._with_noise, rows)
-        if segments is None:
-            return call(q, k, v, noise, key_mask=key_mask)
-        tensors = {"q": q, "k": k, "v": v}
-        if noise is not None:
-            tensors["noise"] = noise
-        return over_segments(call, segments, tensors, key_mask)
-
-    def draw_noise(self, batch: int, keys: int) -> Tensor | None:
-        """The noise g (B, H, M, T) of the next call, so that another attention can use the same.
-
-        A logit of key j in draw t gains g_jt / tau. ``None`` where the mode has no noise. In
-        training mode each call draws on; in evaluation all calls give the same.
-        """
-        draws = self._samples()
-        if not draws:
-            return None
-        key = self.stream.advance() if self.training else self.stream.key()
-        return gumbel.gumbel_noise(key, batch, self.heads, keys, draws)
-
-    def edge_log_prob(
+    def _edges(
         self,
         q: Tensor,
         k: Tensor,
         edge_index: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        segments: Tensor | None = None,
+        key_mask: Tensor | None,
+        segments: Tensor | None,
     ) -> Tensor:
-        """Log A_(end, start) of given edges without noise, for a loss on an observed graph.
+        logs = gumbel.log_features(q, k, self.projection.rows, self.kernel, key_mask)
+        return gumbel.edge_log_prob(*logs, edge_index, segments)
 
-        NodeFormer's is ``(log_prob / indegree[end]).mean()``, to be made large. Time and memory
-        are O(edges), whatever the number of pairs.
-
-        Args:
-            q: queries (B, H, N, D).
-            k: keys (B, G, M, D).
-            edge_index: int64 (2, edges): start (a key) and end (a query) of each.
-            key_mask: bool (B, M), True = keep.
-            segments: integer ids (B, N); rows are normalised over the keys of their own segment.
-
-        Returns:
-            (B, H, edges) in float32 at least; -inf where the key is masked or in another segment.
-
-        Raises:
-            ValueError: shapes, dtypes or node numbers that do not fit; names them.
-        """
-        self._check(q, k, k, key_mask, causal=False)
-        _check_edges(edge_index, q.shape[2], k.shape[2])
-        if segments is not None and segments.shape != (q.shape[0], q.shape[2]):
-            raise ValueError(
-                f"segments must be (batch, tokens) = ({q.shape[0]}, {q.shape[2]}), "
-                f"got {tuple(segments.shape)}"
-            )
-        with no_autocast(q.device.type):
-            logs = gumbel.log_features(q, k, self.projection.rows, self.kernel, key_mask)
-            return gumbel.edge_log_prob(*logs, edge_index, segments)
-
-    @torch.no_grad()
-    def top_k(
-        self, q: Tensor, k: Tensor, count: int, *, key_mask: Tensor | None = None
+    def _strongest(
+        self, q: Tensor, k: Tensor, count: int, key_mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The strongest keys of each query without noise, edges of the graph or not.
-
-        Args:
-            q: queries (B, H, N, D).
-            k: keys (B, G, M, D).
-            count: keys for each query.
-            key_mask: bool (B, M), True = keep; a masked key has weight 0 and comes last.
-
-        Returns:
-            Weights, falling, and key numbers, both (B, H, N, count). N x M numbers never exist.
-
-        Raises:
-            ValueError: a count that is not between 1 and M; shapes that do not fit.
-        """
-        self._check(q, k, k, key_mask, causal=False)
-        if not 1 <= count <= k.shape[2]:
-            raise ValueError(f"count must be from 1 to the {k.shape[2]} keys, got {count}")
-        with no_autocast(q.device.type):
-            logs = gumbel.log_features(q, k, self.projection.rows, self.kernel, key_mask)
-            return gumbel.strongest_keys(*logs, count)
-
-    def _samples(self) -> int:
-        return self.draws if self.training else self.eval_draws
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool
-    ) -> Tensor:
-        noise = self.draw_noise(k.shape[0], k.shape[2])
-        return self._with_noise(self.projection(), q, k, v, noise, key_mask=key_mask)
+        logs = gumbel.log_features(q, k, self.projection.rows, self.kernel, key_mask)
+        return gumbel.strongest_keys(*logs, count)
 
     def _with_noise(
         self,
@@ -260,7 +153,7 @@ class GumbelFavor(Attention):
         dtype = v.dtype
         wide = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
         q, k, v = q.to(wide), k.to(wide), v.to(wide)
-        bias = None if noise is None else noise.detach() / self.tau
+        bias = None if noise is None else noise.detach() / self.temperature
         with no_autocast(v.device.type):
             out = favor_attention(q, k, v, rows, self.kernel, key_mask=key_mask, noise_BHMT=bias)
         return out.to(dtype)
@@ -316,28 +209,6 @@ class GumbelFavor(Attention):
             eps=self.kernel.eps,
             key_mask=key_mask,
             causal=causal,
-            noise_BHMT=None if noise is None else noise.double() / self.tau,
+            noise_BHMT=None if noise is None else noise.double() / self.temperature,
             constant_top=self.kernel.constant_top,
         )
-
-    def _check_noise(self, noise: Tensor, k: Tensor) -> None:
-        want = (k.shape[0], self.heads, k.shape[2])
-        if noise.ndim != 4 or noise.shape[:3] != want or not noise.shape[3]:
-            raise ValueError(
-                f"noise must be (batch, heads, keys, draws) = {want} and at least one draw, "
-                f"got {tuple(noise.shape)}"
-            )
-
-
-def _check_edges(edge_index: Tensor, queries: int, keys: int) -> None:
-    if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype != torch.int64:
-        raise ValueError(
-            "edge_index must be int64 (2, edges): start and end of each; "
-            f"got {edge_index.dtype} {tuple(edge_index.shape)}"
-        )
-    for name, nodes, count in zip(("start", "end"), edge_index, (keys, queries), strict=True):
-        if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < count:
-            raise ValueError(
-                f"edge_index: the {name} of an edge must be from 0 to {count - 1}, "
-                f"got {int(nodes.min())} to {int(nodes.max())}"
-            )

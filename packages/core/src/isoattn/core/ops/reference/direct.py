@@ -34,6 +34,31 @@ def softmax(
     return average(weights, v, visible)
 
 
+def key_noise_softmax(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    bias_BHMT: Tensor | None,
+    key_mask: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """Weights exp(s q_i.k_j + b_jt) over their sum, averaged over the draws t."""
+    if bias_BHMT is None:
+        return softmax(q, k, v, key_mask=key_mask, causal=causal, scale=scale)
+    q, k, v = doubles(q, k, v, key_mask)
+    logits = torch.einsum("bhnd,bhmd->bhnm", q, k) * scale
+    visible = seen(q, k, key_mask, causal)
+    outs = []
+    for b in bias_BHMT.unbind(-1):
+        noisy = (logits + b[:, :, None, :]).masked_fill(~visible, -torch.inf)
+        top = noisy.detach().amax(-1, keepdim=True)
+        weights = torch.exp(noisy - top.masked_fill(top == -torch.inf, 0.0))
+        outs.append(average(weights, v, visible))
+    return torch.stack(outs).mean(0)
+
+
 def cosine_softmax(
     q: Tensor,
     k: Tensor,
