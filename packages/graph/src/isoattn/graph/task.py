@@ -79,7 +79,8 @@ class Split:
 
 def overlap(first: Tensor, second: Tensor) -> Tensor:
     """Numbers that occur in both, ascending."""
-    return torch.unique(first[torch.isin(first, second)])
+    both: Tensor = torch.unique(first[torch.isin(first, second)])
+    return both
 
 
 @dataclass(frozen=True)

@@ -151,15 +151,14 @@ def official_score(name: str, logits: Tensor, y: Tensor) -> float:
 
 
 def _read(name: str, root: Path) -> tuple[Any, dict[str, Tensor]]:
-    from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-    from torch_geometric.data.storage import GlobalStorage
+    with _quiet_ogb() as ogb:
+        from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+        from torch_geometric.data.storage import GlobalStorage
 
-    with (
-        _quiet_ogb() as ogb,
-        torch.serialization.safe_globals([DataEdgeAttr, DataTensorAttr, GlobalStorage]),
-    ):
-        dataset = ogb.PygNodePropPredDataset(name, root=str(root))
-        return dataset[0], dataset.get_idx_split()
+        known = [DataEdgeAttr, DataTensorAttr, GlobalStorage]
+        with torch.serialization.safe_globals(known):
+            dataset = ogb.PygNodePropPredDataset(name, root=str(root))
+            return dataset[0], dataset.get_idx_split()
 
 
 @contextlib.contextmanager

@@ -60,7 +60,8 @@ def read_npz(path: Path, needed: Sequence[str]) -> Mapping[str, Array]:
     if not path.is_file():
         raise FileNotFoundError(f"The folder {path.parent} has no file {path.name}")
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened here: numpy leaves the file open where the archive is damaged.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
     except (BadZipFile, EOFError, OSError, ValueError, AttributeError) as error:
         raise ValueError(
