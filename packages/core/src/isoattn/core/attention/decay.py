@@ -155,7 +155,9 @@ class GivenDecay(DecayAttention):
 
 
 class StateSpaceDual(GivenDecay):
-    """Mamba-2's state space dual form (Dao and Gu 2024, eq. 6): one decay a head and token.
+    """o_t = S_t^T q_t, S_t = a_t S_(t-1) + k_t v_t^T with one decay a_t a head and token (SSD).
+
+    The state space dual form of Mamba-2 (Dao and Gu 2024, eq. 6).
 
     For the layer's numbers give q = C, k = B (repeated for the heads of its group), v = dt x and
     log_decay = -exp(A_log) dt with dt = softplus(. + bias); the skip D x is the caller's. No scale.
@@ -180,7 +182,9 @@ class StateSpaceDual(GivenDecay):
 
 
 class GatedLinear(GivenDecay):
-    """Gated linear attention (Yang et al. 2024, eq. 3): one decay a key channel and token.
+    """o_t = s S_t^T q_t, S_t = diag(a_t) S_(t-1) + k_t v_t^T, one decay a key channel and token.
+
+    Gated linear attention (Yang et al. 2024, eq. 3), s = D^-1/2.
 
     The layer's gate is log_decay = logsigmoid(W x) / 16.
 
@@ -202,7 +206,9 @@ class GatedLinear(GivenDecay):
 
 
 class Retention(DecayAttention):
-    """Retention (Sun et al. 2023, eq. 5-7): a fixed decay 1 - 2^(-5-h) for query head h.
+    """o_t = s sum_(j<=t) g_h^(t-j) (q_t.k_j) v_j with a fixed decay g_h = 1 - 2^(-5-h) a head.
+
+    Retention (Sun et al. 2023, eq. 5-7), s = D^-1/2.
 
     The sum itself: neither rotation nor norm, which belong to the layer
     (:class:`isoattn.core.mixers.retention_block.MultiScaleRetention`).
