@@ -79,6 +79,12 @@ def test_multilabel_table(table: Writer) -> None:
     assert task.graph.x.tolist() == [[1.0]] * 3  # no column is left: a single 1
 
 
+def test_graphs_without_labels_are_for_prediction(table: Writer) -> None:
+    task = table("id,f\n1,0\n2,1\n", "source,target\n1,2\n", label_column=None).load()
+    assert task.classes == () and task.y.tolist() == [-1, -1] and task.node_ids == ("1", "2")
+    assert from_networkx(small(), label=None, features=["f"]).y.tolist() == [-1, -1, -1]
+
+
 def test_empty_cells_are_nan_and_numbers_sort_as_numbers(table: Writer) -> None:
     nodes = "id,label,split,f\na,10,train,\nb,9,val,2\nc,9,test,3\n"
     task = table(nodes, "source,target\n", split_column="split").load()

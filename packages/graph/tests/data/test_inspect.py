@@ -5,9 +5,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import networkx
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from isoattn.graph.data import NpzFile, build_task, inspect_source, inspect_task
 from isoattn.graph.data.inspect import components, edge_homophily
@@ -120,3 +123,19 @@ def test_homophily_and_components() -> None:
     assert edge_homophily(edges, torch.tensor([0, 0, 0, 1])) == 0.5
     assert edge_homophily(edges, torch.tensor([0, 0, 0, -1])) == 1.0
     assert components(edges, 5) == 3
+
+
+@settings(deadline=None)
+@given(nodes=st.integers(1, 40), edges=st.integers(0, 60), seed=st.integers(0, 999))
+def test_components_against_networkx(nodes: int, edges: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    pairs = torch.randint(nodes, (2, edges), generator=generator)
+    graph = networkx.Graph()
+    graph.add_nodes_from(range(nodes))
+    graph.add_edges_from(pairs.T.tolist())
+    assert components(pairs, nodes) == networkx.number_connected_components(graph)
+
+
+def test_components_of_a_long_path() -> None:
+    order = torch.randperm(5000, generator=torch.Generator().manual_seed(0))
+    assert components(torch.stack([order[:-1], order[1:]]), 5000) == 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -28,7 +29,7 @@ class BatchOptions:
         size: nodes of a part (``partition``; 10000 if not given), or train nodes of a batch
             (``neighbor``; 1024 if not given).
         nodes: what ``partition`` divides: ``all`` nodes, or ``train`` nodes only, as the paper
-            does; then nothing else is seen in training.
+            does; then nothing else is seen in training. Of several graphs: those with train nodes.
         fanout: neighbours taken of each node, hop by hop (``neighbor``; 10, 10 if not given);
             -1 takes all.
 
@@ -188,7 +189,6 @@ class TrainBatches(Dataset[NodeBatch]):
         self._train = self._target_N.nonzero()[:, 0]
         if not len(self._train):
             raise ValueError(f"{task.name} has no labelled train node")
-        self._incoming = Incoming(task.graph.edge_index, task.graph.num_nodes)
         self._number = self._count()
         self._parts: tuple[int, list[Tensor]] | None = None
 
@@ -213,6 +213,10 @@ class TrainBatches(Dataset[NodeBatch]):
         """One batch; a loader asks for one item at a time."""
         [index] = indices
         return self[index]
+
+    @cached_property
+    def _incoming(self) -> Incoming:
+        return Incoming(self.task.graph.edge_index, self.task.graph.num_nodes)
 
     def _size(self) -> int:
         if self.options.size is not None:

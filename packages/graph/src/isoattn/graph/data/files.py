@@ -97,7 +97,7 @@ class TableFiles(TaskSource):
         edges: CSV with one row an edge; ``None``: no graph, or a kNN graph over the features.
         id_column: of the nodes; any text, each once.
         label_column: a class name a node, empty = unlabelled; or several columns of 0, 1 or empty
-            for a multilabel task.
+            for a multilabel task; ``None``: no labels, to predict only.
         feature_columns: numbers; ``None``: all columns that are not id, label or split.
         split_column: train, val, test or empty; ``None``: the split is drawn.
         source_column, target_column: of the edges, ids of nodes.
@@ -114,7 +114,7 @@ class TableFiles(TaskSource):
         nodes: str,
         edges: str | None = None,
         id_column: str = "id",
-        label_column: str | list[str] = "label",
+        label_column: str | list[str] | None = "label",
         feature_columns: list[str] | None = None,
         split_column: str | None = None,
         source_column: str = "source",
@@ -148,6 +148,7 @@ class TableFiles(TaskSource):
     def load(self) -> NodeTask:
         """The task; node i is row i of the node table."""
         labels = [self.label_column] if isinstance(self.label_column, str) else self.label_column
+        labels = labels or []
         special = [self.id_column, *labels, *([self.split_column] if self.split_column else [])]
         table = _read_table(self.nodes, [*special, *(self.feature_columns or [])])
         ids = table[self.id_column]
@@ -156,6 +157,8 @@ class TableFiles(TaskSource):
         x = _numbers(table, features, self.nodes, len(ids))
         if isinstance(self.label_column, str):
             y, classes = encode_labels(table[self.label_column])
+        elif not labels:
+            y, classes = encode_labels([""] * len(ids))
         else:
             y, classes = _numbers(table, labels, self.nodes, len(ids)), list(labels)
         return build_task(
@@ -256,20 +259,23 @@ class GraphMLFile(TaskSource):
 
     Args:
         path: of the file.
-        label: attribute with the class name; nodes without it are unlabelled.
+        label: attribute with the class name; nodes without it are unlabelled; ``None``: no labels,
+            to predict only.
         features: attributes with numbers; ``None``: all numeric ones that every node has.
         split_attribute: train, val, test, or absent; ``None``: the split is drawn.
         split: drawn split, where there is no split attribute.
+        metric: ``accuracy``, or ``roc_auc`` for two classes.
         undirected: add the other direction to each edge; an undirected file needs it.
     """
 
     def __init__(
         self,
         path: str,
-        label: str = "label",
+        label: str | None = "label",
         features: list[str] | None = None,
         split_attribute: str | None = None,
         split: SplitOptions | None = None,
+        metric: Metric = "accuracy",
         undirected: bool = True,
     ) -> None:
         self.path = Path(path)
@@ -277,6 +283,7 @@ class GraphMLFile(TaskSource):
         self.features = features
         self.split_attribute = split_attribute
         self.split = split
+        self.metric: Metric = metric
         self.undirected = undirected
 
     def load(self) -> NodeTask:
@@ -296,6 +303,7 @@ class GraphMLFile(TaskSource):
             features=self.features,
             split_attribute=self.split_attribute,
             split=self.split,
+            metric=self.metric,
             undirected=self.undirected,
         )
 
@@ -304,7 +312,7 @@ def from_networkx(
     graph: Any,
     *,
     name: str = "networkx",
-    label: str = "label",
+    label: str | None = "label",
     features: Sequence[str] | None = None,
     split_attribute: str | None = None,
     split: SplitOptions | None = None,
@@ -316,7 +324,8 @@ def from_networkx(
     Args:
         graph: of any networkx kind; nodes are named by ``str``.
         name: for messages and results.
-        label: attribute with the class; nodes without it are unlabelled.
+        label: attribute with the class; nodes without it are unlabelled; ``None``: no labels, to
+            predict only.
         features: attributes with a number; ``None``: all numeric ones that every node has, in
             alphabetical order; where there is none, a single 1.
         split_attribute: train, val, test, or absent; ``None``: the split is drawn.
@@ -336,7 +345,7 @@ def from_networkx(
     nodes = list(graph.nodes(data=True))
     place = {node: i for i, (node, _) in enumerate(nodes)}
     labels = [str(attributes.get(label, "")) for _, attributes in nodes]
-    if not any(labels):
+    if label is not None and not any(labels):
         raise ValueError(f"{name}: no node has the attribute {label!r}; they have {_known(nodes)}")
     excluded = {label, split_attribute}
     chosen = list(features) if features is not None else _numeric(nodes, excluded)

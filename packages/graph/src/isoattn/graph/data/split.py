@@ -111,6 +111,8 @@ def draw_split(y: Tensor, kind: Kind, options: SplitOptions) -> Split:
     fractions = options.fractions or (0.5, 0.25, 0.25)
     if options.kind == "random":
         return _sorted(_cut(nodes, fractions, generator))
+    if not len(nodes):
+        raise ValueError("a stratified split needs labelled nodes, got none")
     parts = [_cut(nodes[y[nodes] == c], fractions, generator) for c in torch.unique(y[nodes])]
     return _sorted([torch.cat(pieces) for pieces in zip(*parts, strict=True)])
 

@@ -95,7 +95,10 @@ class FarRecall(TaskSource):
     asker i has the key of carrier i and no bit, and its label is that carrier's bit. Keys are never
     repeated between graphs, so nothing can be memorised: a node's own features (no attention) and
     the mean over all nodes tell nothing about the label, and message passing needs P layers.
-    Content-based attention solves it in one. Carriers have no label.
+    Content-based attention solves it. Carriers have no label.
+
+    Measured, NodeFormer of 2 layers, 2 heads and width 32, 120 steps, test accuracy at the best
+    validation: Softmax 0.96, Mean 0.48, Zero 0.47, and a GCN of 2 layers 0.53.
 
     Args:
         graphs: G, each with its own keys; whole graphs go to train, val or test (half, a quarter,
