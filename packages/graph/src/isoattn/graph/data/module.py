@@ -36,7 +36,7 @@ class NodeData(LightningDataModule):
     whole graph in one batch; ``target`` says which nodes count.
 
     Args:
-        source: of the task; by default a kNN graph over data that ship with scikit-learn.
+        source: of the task; ``None``: a kNN graph over the digits that ship with scikit-learn.
         batching: how training sees the graph.
         predict_source: another graph to predict, with the same features (inductive); ``None``: the
             graph of ``source``.
@@ -46,14 +46,14 @@ class NodeData(LightningDataModule):
 
     def __init__(
         self,
-        source: TaskSource = KnnGraph(),  # noqa: B008 - reads nothing
+        source: TaskSource | None = None,
         batching: BatchOptions = BatchOptions(),  # noqa: B008 - frozen
         predict_source: TaskSource | None = None,
         seed: int | None = None,
         num_workers: int = 0,
     ) -> None:
         super().__init__()
-        self.source = source
+        self.source = source if source is not None else KnnGraph()
         self.batching = batching
         self.predict_source = predict_source
         self.seed = seed
