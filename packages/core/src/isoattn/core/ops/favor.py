@@ -426,7 +426,8 @@ def _per_query_head(x: Tensor, repeats: int) -> Tensor:
 def _per_key_head(dx: Tensor, x: Tensor) -> Tensor:
     if dx.shape == x.shape:
         return dx
-    return dx.view(*x.shape[:2], -1, *x.shape[2:]).sum(2).to(x.dtype)
+    repeats = dx.shape[1] // x.shape[1]
+    return dx.view(*x.shape[:2], repeats, *x.shape[2:]).sum(2).to(x.dtype)
 
 
 def _replay(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -241,6 +241,7 @@ def gates(module: Attention, k: Tensor) -> dict[str, Tensor]:
     included, and where k is NaN in a padded token so are they.
     """
     found = {}
+    k = k.to(torch.promote_types(k.dtype, torch.float32))  # half would round the gates themselves
     lost = k.isnan()
     # Filled before and after: a padded gate is NaN, and what drops it gives no NaN back to k.
     k = k.masked_fill(lost, 0.0)
