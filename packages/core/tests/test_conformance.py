@@ -11,12 +11,15 @@ FACTORIES = {
     if cls.__module__.startswith("isoattn.core.")
     for name, factory in variants(cls).items()
 }
+DEFAULTS = {name for name in FACTORIES if "(" not in name}
+LONG = {"first_derivatives", "second_derivatives", "chunks"}
+"""Laws that take seconds: among the default tests for each class as it is, else slow."""
 EVERY = [
     pytest.param(
         factory,
         law,
         id=f"{law.name}-{name}",
-        marks=[pytest.mark.slow] if law.slow else [],
+        marks=[pytest.mark.slow] if law.slow or (law.name in LONG and name not in DEFAULTS) else [],
     )
     for law in LAWS.values()
     for name, factory in FACTORIES.items()

@@ -78,7 +78,15 @@ SMALL = {
 
 
 @pytest.mark.parametrize("options", SMALL.values(), ids=SMALL.keys())
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS.keys())
+@pytest.mark.parametrize(
+    "law",
+    [
+        pytest.param(
+            law, id=name, marks=[pytest.mark.slow] if law.slow or "derivatives" in name else []
+        )
+        for name, law in LAWS.items()
+    ],
+)
 def test_laws_with_few_landmarks(options, law):
     # At the default of 64 most laws would only see the exact form.
     if "residual_kernel" in options.keywords and law.name == "cost":

@@ -89,6 +89,10 @@ class Favor(Attention):
         if redraw_every == 1:
             self.capability = replace(self.capability, stochastic=True)
         if self.kernel.softened:
+            constant = (
+                "the largest exponent is a constant in the derivative, though it does not cancel"
+            )
+            self.deviations = {"first_derivatives": constant, "second_derivatives": constant}
             self.capability = replace(self.capability, causal=False, state="none")
             self.unsupported = {
                 "causal": f"with eps={eps} the exponents are taken against a maximum over all "
