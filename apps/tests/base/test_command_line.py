@@ -272,7 +272,7 @@ def test_prepare_reports_the_attention(monkeypatch, tmp_path):
 MINE = """
 from isoattn.core import Softmax
 
-class Mine(Softmax):
+class MyOwnSoftmax(Softmax):
     '''My own.'''
 """
 
@@ -281,12 +281,14 @@ def test_own_attention_from_the_working_directory(command, monkeypatch):
     Path("mymod_ok.py").write_text(MINE)
     monkeypatch.setattr(sys, "path", list(sys.path))
     argv = ("fit", *DIGITS, "--trainer.max_epochs=1", "--trainer.limit_train_batches=1")
-    result = command(*argv, "--import", "mymod_ok", "--model.attention=Mine", "--run.name=mine")
+    result = command(
+        *argv, "--import", "mymod_ok", "--model.attention=MyOwnSoftmax", "--run.name=mine"
+    )
     assert result.code == 0, result.err
     saved = yaml.safe_load(Path("runs/vision/mine/config.yaml").read_text())
-    assert saved["model"]["attention"]["class_path"] == "mymod_ok.Mine"
+    assert saved["model"]["attention"]["class_path"] == "mymod_ok.MyOwnSoftmax"
     assert json.loads(Path("runs/vision/mine/result.json").read_text())["attention"] == {
-        "class_path": "mymod_ok.Mine",
+        "class_path": "mymod_ok.MyOwnSoftmax",
         "init_args": {"path": "fused"},
     }
     test = command("test", "--ckpt_path=runs/vision/mine/checkpoints/best.ckpt")
