@@ -72,7 +72,7 @@ class Poison(Softmax):
         super().__init__(heads, head_dim)
     def _attend(self, q, k, v, key_mask, causal):
         out = super()._attend(q, k, v, key_mask, causal)
-        return out * float("nan") if self.training else out
+        return out * float("nan") if self.training and len(v) > 2 else out
 
 class Raises(Softmax):
     """An exception while training."""

@@ -16,7 +16,7 @@ DIGITS = ("--config", "xcit_digits")
 
 # arguments, and what the error has to say
 MISTAKES = [
-    (("--model.attention=Favr",), ["model.attention", "Favr", "Softmax"]),
+    (("--model.attention=Favr",), ["model.attention", "Favr", "Favor"]),
     (("--model.attention=Softmx",), ["model.attention", "Softmx", "Did you mean Softmax"]),
     (("--model.attention", "cosine_scale11"), ["cosine_scale11", "cosine_scale10"]),
     (("--model.attention=gone/preset.yaml",), ["model.attention", "gone/preset.yaml"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -44,6 +45,9 @@ class Linformer(Attention):
             ``max_tokens``.
     """
 
+    capability = Capability(
+        cross=True, positions="index", normalised=False, double_backward=False, max_tokens=4096
+    )
     unsupported = {"causal": "each slot sums over all tokens, the future included"}
 
     def __init__(
@@ -64,13 +68,7 @@ class Linformer(Attention):
             )
         if share not in get_args(Share):
             raise ValueError(f"share must be one of {', '.join(get_args(Share))}; got {share!r}")
-        self.capability = Capability(
-            cross=True,
-            positions="index",
-            normalised=False,
-            double_backward=False,
-            max_tokens=max_tokens,
-        )
+        self.capability = replace(self.capability, max_tokens=max_tokens)
         self.max_tokens = max_tokens
         self.projected = projected
         self.share: Share = share
