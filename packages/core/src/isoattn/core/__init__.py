@@ -35,6 +35,7 @@ from isoattn.core.registry import (
     find_attention,
 )
 from isoattn.core.streams import seed_attentions
+from isoattn.core.swap import SwapReport, replaced_attention, swap_attention, swappable_layers
 
 __all__ = [
     "Attention",
@@ -72,11 +73,15 @@ __all__ = [
     "Softmax",
     "State",
     "StateSpaceDual",
+    "SwapReport",
     "UnsupportedAttention",
     "Zero",
     "attention_factory",
     "attention_spec",
     "attentions",
     "find_attention",
+    "replaced_attention",
     "seed_attentions",
+    "swap_attention",
+    "swappable_layers",
 ]

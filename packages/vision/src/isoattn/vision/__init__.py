@@ -16,8 +16,6 @@ from isoattn.vision.models import (
     attention_calls,
     count_flops,
     load_weights,
-    replaced_attention,
-    swap_attention,
     xcit,
 )
 
@@ -35,7 +33,5 @@ __all__ = [
     "attention_calls",
     "count_flops",
     "load_weights",
-    "replaced_attention",
-    "swap_attention",
     "xcit",
 ]

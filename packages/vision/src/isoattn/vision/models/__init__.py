@@ -3,12 +3,6 @@
 from isoattn.vision.models.flops import Flops, attention_calls, count_flops
 from isoattn.vision.models.network import ImageNetwork
 from isoattn.vision.models.self_attention import SelfAttention
-from isoattn.vision.models.swap import (
-    SwapReport,
-    replaced_attention,
-    swap_attention,
-    swappable_layers,
-)
 from isoattn.vision.models.variants import VARIANTS, Variant, xcit
 from isoattn.vision.models.vit import ViT
 from isoattn.vision.models.weight_names import WeightsError
@@ -21,7 +15,6 @@ __all__ = [
     "ImageNetwork",
     "KeyReport",
     "SelfAttention",
-    "SwapReport",
     "Variant",
     "ViT",
     "WeightsError",
@@ -29,8 +22,5 @@ __all__ = [
     "attention_calls",
     "count_flops",
     "load_weights",
-    "replaced_attention",
-    "swap_attention",
-    "swappable_layers",
     "xcit",
 ]

@@ -12,10 +12,9 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from isoattn.core import Attention, Shape
+from isoattn.core import Attention, Shape, swappable_layers
 from isoattn.vision.models.network import ImageNetwork
 from isoattn.vision.models.stems import ImageSize
-from isoattn.vision.models.swap import swappable_layers
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,14 @@ def attention_calls(
         >>> sum(core.cost(shape).forward_flops for _, core, shape in attention_calls(model, 224))
     """
     tokens = model.tokens(image_size)
+    itemsize = next(model.parameters()).itemsize
     return [
         (
             name,
-            layer.core,
-            Shape.square(
-                batch, layer.heads, tokens, layer.head_dim, itemsize=layer.proj.weight.itemsize
-            ),
+            site.core,
+            Shape.square(batch, site.core.heads, tokens, site.core.head_dim, itemsize=itemsize),
         )
-        for name, layer in swappable_layers(model).items()
+        for name, site in swappable_layers(model).items()
     ]
 
 

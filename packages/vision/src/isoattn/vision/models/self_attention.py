@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from isoattn.core import Attention, AttentionFactory, Softmax
+from isoattn.core.swap import layer_indices
 from isoattn.vision.models.core_keys import hide_core_in_state_dict
 
 
@@ -81,19 +82,3 @@ def attention_per_layer(
     """
     chosen = layer_indices(layers, depth)
     return [attention if layer in chosen else Softmax for layer in range(depth)]
-
-
-def layer_indices(layers: Sequence[int] | None, depth: int) -> list[int]:
-    """The chosen layers of ``depth``, all of them for None.
-
-    Raises:
-        ValueError: an index out of range.
-    """
-    if layers is None:
-        return list(range(depth))
-    wrong = [layer for layer in layers if not 0 <= layer < depth]
-    if wrong:
-        raise ValueError(
-            f"attention layers {wrong} do not exist: the model has layers 0 to {depth - 1}"
-        )
-    return list(layers)

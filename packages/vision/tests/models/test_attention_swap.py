@@ -1,4 +1,4 @@
-"""Swapping and lending the attention of a model."""
+"""Swapping and lending the attention of an XCiT or a ViT."""
 
 import functools
 
@@ -6,14 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from isoattn.core import CosineSoftmax, CrossCovariance, Identity, Mean, Softmax
-from isoattn.vision.models import (
-    ViT,
-    XCiT,
+from isoattn.core import (
+    CosineSoftmax,
+    CrossCovariance,
+    Identity,
+    Mean,
+    Softmax,
     replaced_attention,
     swap_attention,
     swappable_layers,
 )
+from isoattn.vision.models import ViT, XCiT
 
 
 def model(attention=CrossCovariance, network=XCiT) -> nn.Module:

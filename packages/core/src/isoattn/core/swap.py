@@ -9,17 +9,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from isoattn.core import Attention, AttentionFactory
-from isoattn.core.training import derive_seed
-from isoattn.vision.models.self_attention import SelfAttention, layer_indices
+from isoattn.core.contract import Attention
+from isoattn.core.registry import AttentionFactory
+from isoattn.core.training.randomness import derive_seed
 
 
 @dataclass(frozen=True)
 class SwapReport:
-    """What a swap did to the parameters, by their names in ``state_dict()``.
+    """What a swap did to the parameters, by layer and name inside the attention.
 
     Args:
-        layers: names of the layers swapped, such as ``blocks.0.attn``.
+        layers: names of the layers swapped, such as ``blocks.0.attn``: the modules that hold an
+            attention.
         gained: parameters that did not exist before, with their sizes.
         lost: parameters that no longer exist, with their sizes.
         kept: parameters of the old core whose learned values the new core took over.
@@ -43,17 +44,55 @@ class SwapReport:
         )
 
 
-def swappable_layers(model: nn.Module) -> dict[str, SelfAttention]:
-    """The layers whose attention can be swapped, by name, first to last.
+@dataclass(frozen=True)
+class Site:
+    """A place in a model that holds an attention.
+
+    Args:
+        layer: the module that calls it.
+        attribute: its name there.
+    """
+
+    layer: nn.Module
+    attribute: str
+
+    @property
+    def core(self) -> Attention:
+        """The attention that is there."""
+        core: Attention = getattr(self.layer, self.attribute)
+        return core
+
+    def put(self, core: Attention) -> None:
+        """Put another one there."""
+        setattr(self.layer, self.attribute, core)
+
+    def build(self, attention: AttentionFactory) -> Attention:
+        """A new one of the size, place and mode of the old; torch's generator stays put."""
+        old = self.core
+        with torch.random.fork_rng(devices=[]):
+            core = attention(old.heads, old.head_dim)
+        like = next(self.layer.parameters(), None)
+        if like is not None:
+            core = core.to(device=like.device, dtype=like.dtype)
+        return core.train(self.layer.training)
+
+
+def swappable_layers(model: nn.Module) -> dict[str, Site]:
+    """The places whose attention can be swapped, by the name of their layer, first to last.
 
     Raises:
         ValueError: the model has none.
     """
-    found = {n: m for n, m in model.named_modules() if isinstance(m, SelfAttention)}
+    found = {}
+    for name, layer in model.named_modules():
+        own = [key for key, child in layer.named_children() if isinstance(child, Attention)]
+        for key in own:
+            place = name if len(own) == 1 else f"{name}.{key}".lstrip(".")
+            found[place] = Site(layer, key)
     if not found:
         raise ValueError(
-            f"{type(model).__name__} has no swappable attention. "
-            "Give an XCiT or a ViT of isoattn.vision, or a module that holds one."
+            f"{type(model).__name__} has no swappable attention: no module in it holds an "
+            "Attention of isoattn.core"
         )
     return found
 
@@ -70,7 +109,7 @@ def swap_attention(
     An optimiser made before the swap still holds the old core's parameters: make a new one.
 
     Args:
-        model: a network of this package, or a module that holds one.
+        model: any module whose layers hold attentions of ``isoattn.core``.
         attention: called once per swapped layer as ``attention(heads, head_dim)``.
         layers: indices of the swappable layers, first = 0; None = all.
         keep: parameters that old and new core share by name and shape (the temperature of
@@ -88,16 +127,16 @@ def swap_attention(
     lost: dict[str, int] = {}
     kept: list[str] = []
     targets = _select(swappable_layers(model), layers)
-    built = {name: layer.build_core(attention) for name, layer in targets.items()}
+    built = {name: site.build(attention) for name, site in targets.items()}
     for name, core in built.items():
         core.reseed(derive_seed(torch.initial_seed(), name))
-    for name, layer in targets.items():
-        old, new = layer.core, built[name]
+    for name, site in targets.items():
+        old, new = site.core, built[name]
         shared = _carry(old, new) if keep else set()
         kept += [f"{name}.{key}" for key in sorted(shared)]
         gained |= {f"{name}.{k}": p.numel() for k, p in new.named_parameters() if k not in shared}
         lost |= {f"{name}.{k}": p.numel() for k, p in old.named_parameters() if k not in shared}
-        layer.core = new
+        site.put(new)
     return SwapReport(list(targets), gained, lost, kept)
 
 
@@ -111,7 +150,7 @@ def replaced_attention(
     its place does not cost, the attention did not give.
 
     Args:
-        model: a network of this package, or a module that holds one.
+        model: any module whose layers hold attentions of ``isoattn.core``.
         attention: the stand-in.
         layers: indices of the swappable layers, first = 0; None = all.
 
@@ -120,17 +159,31 @@ def replaced_attention(
         ...     without = accuracy(model)
     """
     targets = _select(swappable_layers(model), layers)
-    before = {name: layer.core for name, layer in targets.items()}
+    before = {name: site.core for name, site in targets.items()}
     try:
         yield swap_attention(model, attention, layers)
     finally:
-        for name, layer in targets.items():
-            layer.core = before[name].train(layer.training)
+        for name, site in targets.items():
+            site.put(before[name].train(site.layer.training))
 
 
-def _select(
-    found: dict[str, SelfAttention], layers: Sequence[int] | None
-) -> dict[str, SelfAttention]:
+def layer_indices(layers: Sequence[int] | None, depth: int) -> list[int]:
+    """The chosen layers of ``depth``, all of them for None.
+
+    Raises:
+        ValueError: an index out of range.
+    """
+    if layers is None:
+        return list(range(depth))
+    wrong = [layer for layer in layers if not 0 <= layer < depth]
+    if wrong:
+        raise ValueError(
+            f"attention layers {wrong} do not exist: the model has layers 0 to {depth - 1}"
+        )
+    return list(layers)
+
+
+def _select(found: dict[str, Site], layers: Sequence[int] | None) -> dict[str, Site]:
     names = list(found)
     chosen = [names[index] for index in layer_indices(layers, len(names))]
     return {name: found[name] for name in chosen}
