@@ -19,6 +19,7 @@ from isoattn.ablate.errors import StudyError, near_names
 from isoattn.ablate.study_file import build, read_study_file, text_keys
 
 __all__ = [
+    "CostSection",
     "Metric",
     "Search",
     "Study",
@@ -68,6 +69,29 @@ class Search:
 
 
 @dataclass(frozen=True)
+class CostSection:
+    """What ``isoattn ablate cost`` measures: the arms over a growing size (P9).
+
+    Args:
+        key: dotted option that grows.
+        values: the sizes, rising.
+        label: what a size counts: nodes, patches, pixels.
+        configs: base configs of the measurement; none: the study's own, with its overrides.
+        overrides: dotted option -> value, on top of those.
+        arms: some of the study's; none: all.
+        limit_seconds: an arm whose step took longer is not measured at larger sizes.
+    """
+
+    key: str
+    values: tuple[int, ...]
+    label: str = "size"
+    configs: tuple[str, ...] = ()
+    overrides: dict[str, Any] = field(default_factory=dict)
+    arms: tuple[str, ...] = ()
+    limit_seconds: float = 30.0
+
+
+@dataclass(frozen=True)
 class Study:
     """A resolved study.
 
@@ -88,6 +112,8 @@ class Study:
         preset: which preset of the file this is.
         controls: arms that mix nothing by construction (Mean, Identity, Zero): reported, but the
             question whether their attention is used does not arise.
+        cost: what ``isoattn ablate cost`` measures. No verdict rests on it: it is not registered,
+            and may be added when the study has run.
     """
 
     name: str
@@ -105,10 +131,12 @@ class Study:
     claim: bool = True
     preset: str = "full"
     controls: tuple[str, ...] = ("Mean", "Identity", "Zero")
+    cost: CostSection | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, every default filled in: what is registered and hashed."""
         plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        plain.pop("cost")
         return plain
 
     @property
@@ -154,6 +182,7 @@ def study_from_dict(raw: dict[str, Any], *, where: str) -> Study:
     raw["arms"] = {arm: _arm(arm, spec, where) for arm, spec in arms.items()}
     raw["overrides"] = _options(raw.get("overrides") or {}, f"{where}: overrides")
     raw["factors"] = _factors(raw.get("factors") or {}, where)
+    raw["cost"] = _cost(raw.get("cost"), raw["arms"], str(raw.get("baseline")), where)
     if keep is not None:
         raw["arms"] = _only(keep, raw["arms"], where)
     study: Study = build(Study, raw, where)
@@ -227,6 +256,28 @@ def _validate_search(search: Search, claim: bool, where: str) -> None:
         raise StudyError(f"{where}: search.values has several rates but search.seeds is empty")
     if claim and 1 < len(values) < 5:
         raise StudyError(f"{where}: a claim needs at least five learning rates (or claim: false)")
+
+
+def _cost(raw: Any, arms: dict[str, Any], baseline: str, where: str) -> CostSection | None:
+    if raw is None:
+        return None
+    where = f"{where}: cost"
+    cost: CostSection = build(CostSection, raw, where)
+    _options({cost.key: None, **_options(cost.overrides, f"{where}: overrides")}, where)
+    if not cost.values or min(cost.values) < 1 or len(set(cost.values)) != len(cost.values):
+        raise StudyError(
+            f"{where}: values must be different sizes above 0, got {list(cost.values)}"
+        )
+    if cost.limit_seconds <= 0:
+        raise StudyError(f"{where}: limit_seconds must be above 0, got {cost.limit_seconds:g}")
+    for arm in cost.arms:
+        if arm not in arms:
+            raise StudyError(f"{where}: arms names {arm!r}. {near_names(arm, arms)}")
+    if cost.arms and baseline not in cost.arms:
+        raise StudyError(
+            f"{where}: arms lacks the baseline {baseline}, with which the others are compared"
+        )
+    return dataclasses.replace(cost, values=tuple(sorted(cost.values)))
 
 
 def _factors(raw: Any, where: str) -> dict[str, dict[str, dict[str, Any]]]:
