@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from isoattn.ablate.errors import StudyError, near_names
-from isoattn.ablate.study_file import build, read_study_file, text_keys
+from isoattn.ablate.study_file import build, read_study_file
+from isoattn.ablate.study_parts import (
+    as_arms,
+    as_factors,
+    as_options,
+    as_reference_levels,
+    as_references,
+    only,
+)
 
 __all__ = [
     "CostSection",
@@ -30,8 +38,8 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*\Z")
-_CELL_OWN = ("model.attention", "seed_everything", "run", "tracker", "wandb", "ckpt_path", "output")
-"""Options that a study sets for each cell itself."""
+_LATER = ("references", "reference_levels", "swaps")
+"""Parts that studies did not always have: left out where empty, so that old hashes stay."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,11 @@ class Study:
             question whether their attention is used does not arise.
         cost: what ``isoattn ablate cost`` measures. No verdict rests on it: it is not registered,
             and may be added when the study has run.
+        references: name -> {dotted option: value} of another network, shown beside the arms and
+            never judged; its attention is the baseline's.
+        reference_levels: name -> factor -> the one level at which a reference runs, for factors
+            that mean nothing to it; else it runs in every level set.
+        swaps: arms whose attention is put into every trained arm at test time (P10).
     """
 
     name: str
@@ -132,12 +145,15 @@ class Study:
     preset: str = "full"
     controls: tuple[str, ...] = ("Mean", "Identity", "Zero")
     cost: CostSection | None = None
+    references: dict[str, dict[str, Any]] = field(default_factory=dict)
+    reference_levels: dict[str, dict[str, str]] = field(default_factory=dict)
+    swaps: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, every default filled in: what is registered and hashed."""
         plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         plain.pop("cost")
-        return plain
+        return {key: value for key, value in plain.items() if value or key not in _LATER}
 
     @property
     def hash(self) -> str:
@@ -152,6 +168,28 @@ class Study:
         for factor, levels in self.factors.items():
             sets = [{**s, factor: level} for s in sets for level in levels]
         return sets
+
+    def of_reference(self, name: str) -> Study:
+        """The study of one reference by itself: its level sets and the same search and seeds."""
+        pinned = self.reference_levels.get(name, {})
+        factors = {
+            factor: {level: o for level, o in levels.items() if pinned.get(factor, level) == level}
+            for factor, levels in self.factors.items()
+        }
+        return dataclasses.replace(
+            self,
+            arms={name: self.arms[self.baseline]},
+            baseline=name,
+            factors=factors,
+            controls=(),
+            references={},
+            reference_levels={},
+            swaps=(),
+        )
+
+    def beside(self, name: str, levels: dict[str, str]) -> dict[str, str]:
+        """The level set in which a reference runs that is shown at ``levels``."""
+        return {**levels, **self.reference_levels.get(name, {})}
 
 
 def level_name(levels: dict[str, str]) -> str:
@@ -175,28 +213,32 @@ def study_from_dict(raw: dict[str, Any], *, where: str) -> Study:
         StudyError: names ``where`` and the key at fault.
     """
     raw = copy.deepcopy(raw)
-    keep = raw.pop("only_arms", None)
+    keep, keep_references = raw.pop("only_arms", None), raw.pop("only_references", None)
     raw["search"] = build(Search, raw.get("search"), f"{where}: search")
     raw["metric"] = build(Metric, raw.get("metric") or {}, f"{where}: metric")
-    arms = text_keys(raw.get("arms") or {}, f"{where}: arms")
-    raw["arms"] = {arm: _arm(arm, spec, where) for arm, spec in arms.items()}
-    raw["overrides"] = _options(raw.get("overrides") or {}, f"{where}: overrides")
-    raw["factors"] = _factors(raw.get("factors") or {}, where)
+    raw["arms"] = as_arms(raw.get("arms") or {}, where)
+    raw["overrides"] = as_options(raw.get("overrides") or {}, f"{where}: overrides")
+    raw["factors"] = as_factors(raw.get("factors") or {}, where)
     raw["cost"] = _cost(raw.get("cost"), raw["arms"], str(raw.get("baseline")), where)
+    _read_beside(raw, keep_references, where)
+    raw["swaps"] = list(only(raw.get("swaps") or [], raw["arms"], f"{where}: swaps"))
     if keep is not None:
-        raw["arms"] = _only(keep, raw["arms"], where)
+        raw["arms"] = only(keep, raw["arms"], f"{where}: only_arms")
+        raw["swaps"] = [arm for arm in raw["swaps"] if arm in raw["arms"]]
     study: Study = build(Study, raw, where)
     _validate(study, where)
     return study
 
 
-def _only(keep: Any, arms: dict[str, Any], where: str) -> dict[str, Any]:
-    if not isinstance(keep, list):
-        raise StudyError(f"{where}: only_arms must be a list, got {keep!r}")
-    for arm in keep:
-        if arm not in arms:
-            raise StudyError(f"{where}: only_arms names {arm!r}. {near_names(arm, arms)}")
-    return {arm: arms[arm] for arm in keep}
+def _read_beside(raw: dict[str, Any], keep: Any, where: str) -> None:
+    """References and their levels, in place; what a preset leaves out goes with its levels."""
+    references = as_references(raw.get("references") or {}, raw["arms"], where)
+    levels = raw.get("reference_levels") or {}
+    pinned = as_reference_levels(levels, references, raw["factors"], where)
+    if keep is not None:
+        references = only(keep, references, f"{where}: only_references")
+    raw["references"] = references
+    raw["reference_levels"] = {name: p for name, p in pinned.items() if name in references and p}
 
 
 def _validate(study: Study, where: str) -> None:
@@ -219,6 +261,7 @@ def _validate(study: Study, where: str) -> None:
     _validate_seeds(study, where)
     _validate_search(study.search, study.claim, where)
     options = [study.overrides, *(o for levels in study.factors.values() for o in levels.values())]
+    options += study.references.values()
     if any(study.search.key in each for each in options):
         raise StudyError(
             f"{where}: {study.search.key} is what the search sets: put the rates in search.values"
@@ -263,7 +306,7 @@ def _cost(raw: Any, arms: dict[str, Any], baseline: str, where: str) -> CostSect
         return None
     where = f"{where}: cost"
     cost: CostSection = build(CostSection, raw, where)
-    _options({cost.key: None, **_options(cost.overrides, f"{where}: overrides")}, where)
+    as_options({cost.key: None, **as_options(cost.overrides, f"{where}: overrides")}, where)
     if not cost.values or min(cost.values) < 1 or len(set(cost.values)) != len(cost.values):
         raise StudyError(
             f"{where}: values must be different sizes above 0, got {list(cost.values)}"
@@ -278,43 +321,3 @@ def _cost(raw: Any, arms: dict[str, Any], baseline: str, where: str) -> CostSect
             f"{where}: arms lacks the baseline {baseline}, with which the others are compared"
         )
     return dataclasses.replace(cost, values=tuple(sorted(cost.values)))
-
-
-def _factors(raw: Any, where: str) -> dict[str, dict[str, dict[str, Any]]]:
-    factors = {}
-    for factor, levels in text_keys(raw, f"{where}: factors").items():
-        what = f"{where}: factor {factor!r}"
-        levels = text_keys(levels, what)
-        if len(levels) < 2:
-            raise StudyError(f"{what} needs at least two levels, got {list(levels)}")
-        factors[factor] = {
-            level: _options(options or {}, f"{what}, level {level!r}")
-            for level, options in levels.items()
-        }
-    return factors
-
-
-def _options(raw: Any, where: str) -> dict[str, Any]:
-    options = text_keys(raw, where)
-    for key in options:
-        own = next((own for own in _CELL_OWN if key == own or key.startswith(f"{own}.")), None)
-        if own == "model.attention":
-            raise StudyError(f"{where} sets the attention; that is what an arm is for")
-        if own is not None:
-            raise StudyError(f"{where} sets {key}, which the study sets for each cell itself")
-    return options
-
-
-def _arm(arm: str, spec: Any, where: str) -> dict[str, Any]:
-    if isinstance(spec, str):
-        return {"class_path": spec, "init_args": {}}
-    if not isinstance(spec, dict) or not isinstance(spec.get("class_path"), str):
-        raise StudyError(f"{where}: arm {arm!r} must be a class name or class_path and init_args")
-    extra = sorted(map(str, spec.keys() - {"class_path", "init_args"}))
-    if extra:
-        raise StudyError(
-            f"{where}: arm {arm!r} sets {', '.join(extra)}. An arm sets the attention and nothing "
-            "else: make it a factor, or an override for all arms"
-        )
-    options = text_keys(spec.get("init_args") or {}, f"{where}: arm {arm!r}: init_args")
-    return {"class_path": spec["class_path"], "init_args": options}
