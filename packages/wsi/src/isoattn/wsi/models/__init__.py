@@ -1,0 +1,30 @@
+"""Bag networks: TransMIL with a swappable attention, and references without one."""
+
+from isoattn.wsi.models.abmil import ABMIL
+from isoattn.wsi.models.network import BagNetwork
+from isoattn.wsi.models.pooling import MaxPooling, MeanPooling
+from isoattn.wsi.models.ppeg import PPEG
+from isoattn.wsi.models.transmil import RELEASED, ClassRows, TransMIL
+from isoattn.wsi.models.weights import (
+    KeyReport,
+    WeightsError,
+    from_published,
+    load_weights,
+    read_weights,
+)
+
+__all__ = [
+    "ABMIL",
+    "PPEG",
+    "RELEASED",
+    "BagNetwork",
+    "ClassRows",
+    "KeyReport",
+    "MaxPooling",
+    "MeanPooling",
+    "TransMIL",
+    "WeightsError",
+    "from_published",
+    "load_weights",
+    "read_weights",
+]
