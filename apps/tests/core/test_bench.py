@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from isoattn.apps.base.crossover import Crossover, crossover
 from isoattn.apps.core import bench, methods
 from isoattn.apps.core.arguments import own_mixers
-from isoattn.apps.core.bench_records import Crossover, crossover
 from isoattn.apps.core.methods import Method, Peer, Sizes
 from isoattn.apps.core.timing import Peaks
 from isoattn.core import Linear, Shape, attention_spec, attentions

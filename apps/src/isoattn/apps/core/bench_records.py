@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from isoattn.apps.base.crossover import Crossover, crossover
 from isoattn.apps.core.methods import Method, Sizes
 from isoattn.apps.core.timing import Peaks
 from isoattn.core import attention_spec
@@ -90,41 +89,6 @@ class Bench:
     def methods(self) -> list[str]:
         """Labels in the order of the command line."""
         return list(dict.fromkeys(row.method for row in self.rows))
-
-
-@dataclass(frozen=True)
-class Crossover:
-    """Where a method becomes cheaper than Softmax and stays so.
-
-    Args:
-        tokens: interpolated; None where it does not happen between the measured numbers.
-        text: ``1,234``, ``< 256``, ``> 4,096`` or ``-`` where nothing was measured.
-    """
-
-    tokens: float | None
-    text: str
-
-
-def crossover(tokens: Sequence[int], ratios: Sequence[float]) -> Crossover:
-    """Interpolate a ratio to Softmax to 1, both axes logarithmic.
-
-    Args:
-        tokens: rising.
-        ratios: cost over that of Softmax, at each.
-    """
-    if not tokens:
-        return Crossover(None, "-")
-    if ratios[-1] >= 1:
-        return Crossover(None, f"> {tokens[-1]:,}")
-    place = len(ratios) - 1
-    while place and ratios[place - 1] < 1:
-        place -= 1
-    if not place:
-        return Crossover(None, f"< {tokens[0]:,}")
-    high, low = math.log(ratios[place - 1]), -math.log(ratios[place])
-    start, end = math.log(tokens[place - 1]), math.log(tokens[place])
-    found = math.exp(start + (end - start) * high / (high + low))
-    return Crossover(found, f"{found:,.0f}")
 
 
 def crossovers(bench: Bench, method: str) -> dict[str, Crossover]:

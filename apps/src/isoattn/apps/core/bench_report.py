@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from isoattn.apps.base.crossover import Crossover
 from isoattn.apps.base.files import write_atomic, write_json
-from isoattn.apps.core.bench_records import BASELINE, Bench, Crossover, Row, crossovers
+from isoattn.apps.core.bench_records import BASELINE, Bench, Row, crossovers
 from isoattn.apps.core.picture import legend_beside, png, style, token_axis
 
 _PARTS = {
