@@ -160,7 +160,9 @@ def label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
     """
     low, high = ax.get_ylim()
     placed = sorted(ends, key=lambda end: end[1])
-    wanted = [min(1.0, max(0.0, (y - low) / (high - low))) for _, y, _, _ in placed]
+    to_axes = ax.transScale + ax.transLimits  # an axis may be logarithmic
+    heights = [float(to_axes.transform((x, y))[1]) for x, y, _, _ in placed]
+    wanted = [min(1.0, max(0.0, height)) for height in heights]
     for (x, y, text, color), spot in zip(placed, spread(wanted, 11 / _HEIGHT), strict=True):
         ax.annotate(
             text,
