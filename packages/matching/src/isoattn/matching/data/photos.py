@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from isoattn.core.training import derive_seed
-from isoattn.matching.data.decode import SUFFIXES, decode_grey, to_unit
+from isoattn.matching.data.decode import SUFFIXES, DecodeError, decode_grey, to_unit
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -57,6 +57,9 @@ TEXTURES = {
     "grass": (*SKIMAGE, "grass.png"),
     "gravel": (*SKIMAGE, "gravel.png"),
 }
+
+SMALLEST = 16
+"""Pixels along the shorter side of a photo."""
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom as parts of the whole."""
@@ -116,7 +119,11 @@ class PhotoFile:
     path: Path | None = None
 
     def load(self, max_side: int) -> Photo:
-        """The photo, its longer side at most ``max_side``."""
+        """The photo, its longer side at most ``max_side``.
+
+        Raises:
+            DecodeError: unreadable, or too small to take views of.
+        """
         image = self.read()
         if self.box != WHOLE:
             left, top, right, bottom = self.box
@@ -125,6 +132,9 @@ class PhotoFile:
                 (round(left * width), round(top * height))
                 + (round(right * width), round(bottom * height))
             )
+        if min(image.size) < SMALLEST:
+            reason = f"is {image.width} x {image.height}, views need {SMALLEST} pixels a side"
+            raise DecodeError(str(self.path or self.name), reason)
         if max(image.size) > max_side:
             image.thumbnail((max_side, max_side), Image.Resampling.BICUBIC, reducing_gap=3.0)
         return Photo(self.name, halvings(to_unit(image)), self.texture)
@@ -176,7 +186,7 @@ def _packaged(name: str, at: tuple[str, str, str] | None, box: Box, texture: boo
     if at is None:
         return PhotoFile(name, checkerboard, box, texture)
     path = package_file(*at)
-    return PhotoFile(name, lambda: decode_grey(path), box, texture, path)
+    return PhotoFile(name, partial(decode_grey, path), box, texture, path)
 
 
 @lru_cache(maxsize=1)
@@ -245,7 +255,7 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _own(root: Path, path: Path) -> PhotoFile:
-    return PhotoFile(path.relative_to(root).as_posix(), lambda: decode_grey(path), path=path)
+    return PhotoFile(path.relative_to(root).as_posix(), partial(decode_grey, path), path=path)
 
 
 def level_for(photo: Photo, factor: float) -> int:

@@ -74,9 +74,16 @@ def _by_homography(batch: PairBatch, frame: _Frame, fidelity: Fidelity) -> Super
 
 
 def _by_points(batch: PairBatch, frame: _Frame, fidelity: Fidelity) -> Supervision:
-    points = batch["points0"], batch["points1"], batch["points_index"], batch["points_known"]
-    keeps = {"keep0_BL": frame.keep0_BL, "keep1_BS": frame.keep1_BS}
-    return gt_from_matches(*points, frame.size0, frame.size1, **keeps)
+    return gt_from_matches(
+        batch["points0"],
+        batch["points1"],
+        batch["points_index"],
+        batch["points_known"],
+        frame.size0,
+        frame.size1,
+        keep0_BL=frame.keep0_BL,
+        keep1_BS=frame.keep1_BS,
+    )
 
 
 _RULES: dict[str, Callable[[PairBatch, _Frame, Fidelity], Supervision]] = {
