@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from isoattn.ablate.cells import (
     Cell,
     attempts,
     crashes,
+    has_dotted,
     note,
     read_record,
     resolved_arm,
@@ -18,8 +20,9 @@ from isoattn.ablate.cells import (
     write_cell,
     write_record,
 )
+from isoattn.ablate.domain import Scores
 from isoattn.ablate.records import CellResult
-from isoattn.ablate.worker import claim, held, learning_curve
+from isoattn.ablate.worker import _record, claim, held, learning_curve
 
 CELL = Cell("A", {"lpi": "on"}, 0.001, 3, "search", {"seed_everything": 3})
 
@@ -85,6 +88,7 @@ def test_a_record_that_was_cut_off_is_none(tmp_path: Path, size: int) -> None:
         {"metrics": None},
         {"metrics": {"test/accuracy": "0.5"}},
         {"unknown": 1},
+        {"swapped": ["Zero"]},
     ],
 )
 def test_a_record_of_another_kind_is_none(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -106,6 +110,38 @@ def test_the_files_a_worker_needs_are_mended_and_not_written_twice(tmp_path: Pat
     write_cell(CELL, tmp_path)
     assert written == {name: (tmp_path / name).read_bytes() for name in written}
     assert json.loads(written["plan.json"])["cell"] == CELL.id
+
+
+def test_swaps_are_in_the_plan_of_a_cell_and_not_in_its_id(tmp_path: Path) -> None:
+    swaps = {"Zero": {"class_path": "isoattn.core.Zero", "init_args": {}}}
+    cell = dataclasses.replace(CELL, swaps=swaps)
+    assert cell.id == CELL.id
+    write_cell(CELL, tmp_path)
+    assert "swaps" not in json.loads((tmp_path / "plan.json").read_text())
+    write_cell(cell, tmp_path)
+    assert json.loads((tmp_path / "plan.json").read_text())["swaps"] == swaps
+
+
+def test_a_swapped_score_that_is_not_finite_leaves_the_run_done(tmp_path: Path) -> None:
+    swaps = {"Zero": {"class_path": "isoattn.core.Zero", "init_args": {}}}
+    plan = {"cell": "c", "arm": "A", "levels": {}, "learning_rate": 0.1, "seed": 0}
+    plan |= {"stage": "confirm", "swaps": swaps}
+    metrics = {"test/accuracy": 0.5, "test/accuracy@Zero": math.nan}
+    found = _record(plan, {}, tmp_path, "done", Scores(metrics, None, None))
+    assert (found.status, found.metrics) == ("done", {"test/accuracy": 0.5})
+    assert found.swapped == swaps
+    assert found.scored_with("accuracy", "Zero") is None
+    own = {"test/accuracy": math.nan, "test/accuracy@Zero": 0.5}
+    assert _record(plan, {}, tmp_path, "done", Scores(own, None, None)).status == "diverged"
+
+
+def test_a_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "cell"
+    write_record(result(folder), folder)
+    data = json.loads((folder / "cell.json").read_text())
+    del data["swapped"]
+    (folder / "cell.json").write_text(json.dumps(data))
+    assert read_record(folder) == result(folder)
 
 
 def test_attempts_and_crashes_are_counted_apart(tmp_path: Path) -> None:
@@ -162,3 +198,12 @@ def test_a_cell_keeps_its_id_when_names_have_odd_characters() -> None:
     assert "/" not in odd.id
     assert " " not in odd.id
     assert odd.id.startswith("a_b_c_d-on-lr0.001-s3-")
+
+
+def test_has_dotted_looks_into_the_options_of_classes() -> None:
+    config = {"data": {"class_path": "X", "init_args": {"split": {"index": 0}}}, "seed": 1}
+    assert has_dotted(config, "data.init_args.split.index")
+    assert has_dotted(config, "data.split.index")
+    assert has_dotted(config, "seed")
+    assert not has_dotted(config, "data.split.fold")
+    assert not has_dotted(config, "seed.more")

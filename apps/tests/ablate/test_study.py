@@ -23,6 +23,11 @@ def without(*keys: str) -> dict[str, Any]:
     return {k: v for k, v in tiny().items() if k not in keys}
 
 
+BESIDE: dict[str, Any] = {
+    "factors": {"loss": {"on": {"model.loss.name": "bce"}, "off": {}}},
+    "references": {"GCN": {"model.network": "X"}, "MLP": {"model.network": "Y"}},
+    "reference_levels": {"GCN": {"loss": "off"}},
+}
 BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("unknown key", changed(basline="Softmax"), "unknown key 'basline'. Did you mean baseline?"),
     ("unknown part", changed(metric={"nam": "x"}), "metric: unknown key 'nam'. Did you mean name"),
@@ -75,6 +80,62 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("rate", changed(overrides={"model.optim.lr": 3}), "put the rates in search.values"),
     ("factor", changed(factors={"t": {"a": {}}}), "needs at least two levels, got ['a']"),
     ("factor", changed(factors={"t": ["a", "b"]}), "factor 't' must be a mapping"),
+    (
+        "reference of an arm's name",
+        changed(references={"Zero": {"model.network": "X"}}),
+        "reference 'Zero' has the name of an arm; give it another",
+    ),
+    ("empty reference", changed(references={"GCN": None}), "'GCN' sets no option, so it would be"),
+    ("references", changed(references=["GCN"]), "references must be a mapping, got ['GCN']"),
+    (
+        "reference sets the attention",
+        changed(references={"GCN": {"model.attention": "Zero"}}),
+        "reference 'GCN' sets the attention; that is what an arm is for",
+    ),
+    (
+        "reference sets the seed",
+        changed(references={"GCN": {"seed_everything": 1}}),
+        "reference 'GCN' sets seed_everything, which the study sets for each cell itself",
+    ),
+    (
+        "reference sets the rate",
+        changed(references={"GCN": {"model.optim.lr": 1}}),
+        "put the rates in search.values",
+    ),
+    ("near references", changed(refernces={}), "unknown key 'refernces'. Did you mean references"),
+    (
+        "only references",
+        changed(**BESIDE, only_references=["GNC"]),
+        "only_references names 'GNC'. Did you mean GCN?",
+    ),
+    ("only references", changed(**BESIDE, only_references="GCN"), "only_references must be a list"),
+    (
+        "levels of no reference",
+        changed(reference_levels={"GCN": {}}),
+        "reference_levels names the reference 'GCN'. There is none.",
+    ),
+    (
+        "levels of another reference",
+        changed(**{**BESIDE, "reference_levels": {"GNC": {}}}),
+        "reference_levels names the reference 'GNC'. Did you mean GCN?",
+    ),
+    (
+        "no factor",
+        changed(**{**BESIDE, "reference_levels": {"GCN": {"loos": "on"}}}),
+        "reference_levels, GCN, names the factor 'loos'. Did you mean loss?",
+    ),
+    (
+        "no level",
+        changed(**{**BESIDE, "reference_levels": {"GCN": {"loss": "onn"}}}),
+        "reference_levels, GCN, names the level 'onn'. Did you mean on?",
+    ),
+    (
+        "level is no text",
+        changed(**{**BESIDE, "reference_levels": {"GCN": {"loss": False}}}),
+        'reference_levels, GCN: loss is False; write it as "off"',
+    ),
+    ("swaps", changed(swaps=["Softmax", "Zer"]), "swaps names 'Zer'. Did you mean Zero?"),
+    ("swaps", changed(swaps="Zero"), "swaps must be a list, got 'Zero'"),
     ("on", changed(factors={"t": {True: {}, False: {}}}), "reads this name as True; write it in"),
 ]
 
@@ -137,6 +198,40 @@ def test_only_arms_keeps_the_order_it_names() -> None:
     assert list(study.arms) == ["Zero", "Softmax"]
 
 
+def test_a_preset_may_leave_references_out_and_their_levels_go_with_them() -> None:
+    study = study_from_dict(tiny(**BESIDE), where="x")
+    assert list(study.references) == ["GCN", "MLP"]
+    assert study.reference_levels == {"GCN": {"loss": "off"}}
+    one = study_from_dict(tiny(**BESIDE, only_references=["MLP"]), where="x")
+    assert (list(one.references), one.reference_levels) == (["MLP"], {})
+    none = study_from_dict(tiny(**BESIDE, only_references=[]), where="x")
+    assert none == study_from_dict(tiny(factors=BESIDE["factors"]), where="x")
+
+
+def test_a_reference_runs_in_every_level_set_but_those_it_leaves_out() -> None:
+    study = study_from_dict(tiny(**BESIDE), where="x")
+    assert study.of_reference("MLP").level_sets == [{"loss": "on"}, {"loss": "off"}]
+    assert study.of_reference("GCN").level_sets == [{"loss": "off"}]
+    assert study.beside("GCN", {"loss": "on"}) == {"loss": "off"}
+    assert study.beside("MLP", {"loss": "on"}) == {"loss": "on"}
+
+
+def test_swaps_go_with_the_arms_that_a_preset_keeps() -> None:
+    raw = tiny(swaps=["Zero", "Softmax"], only_arms=["Again", "Softmax"])
+    assert study_from_dict(raw, where="x").swaps == ("Softmax",)
+
+
+def test_what_a_study_does_not_use_is_no_part_of_its_hash() -> None:
+    plain = study_from_dict(tiny(), where="x")
+    empty = study_from_dict(tiny(references={}, reference_levels={}, swaps=[]), where="x")
+    assert empty.hash == plain.hash
+    assert not {"references", "reference_levels", "swaps"} & plain.as_dict().keys()
+    more = study_from_dict(tiny(**BESIDE, swaps=["Zero"]), where="x")
+    assert more.hash != study_from_dict(tiny(**BESIDE), where="x").hash
+    again = study_from_dict(json.loads(json.dumps(more.as_dict())), where="y")
+    assert (again, again.hash) == (more, more.hash)
+
+
 def test_the_hash_is_of_the_content_not_of_the_order() -> None:
     raw = tiny()
     turned = dict(reversed(raw.items()))
@@ -187,3 +282,20 @@ def test_every_shipped_study_can_be_planned(name: str, preset: str) -> None:
     assert confirm == len(study.arms) * len(study.level_sets) * len(study.confirm_seeds)
     ids = [cell.id for cell in plan.search_cells(study.search.values)]
     assert len(set(ids)) == len(ids)
+
+
+def test_options_can_follow_the_seed(tmp_path: Path) -> None:
+    """Such as the index of a split: each seed its own, the arms of a pair the same."""
+    study = study_from_dict(tiny(with_seed=["data.split_seed"]), where="here")
+    plan = Plan(study, study_app("vision"))
+    cells = [c for c in plan.confirm_cells([], (0.001, 0.006)) if c.arm == "Softmax"]
+    assert [c.config["data"]["init_args"]["split_seed"] for c in cells] == [0, 1]
+    assert study.hash != study_from_dict(tiny(), where="here").hash
+
+
+def test_an_option_that_cells_cannot_be_given_is_refused() -> None:
+    study = study_from_dict(tiny(with_seed=["data.fold"]), where="here")
+    with pytest.raises(StudyError, match=r"Softmax \(all\) has no option data.fold"):
+        Plan(study, study_app("vision"))
+    with pytest.raises(StudyError, match="with_seed sets the attention"):
+        study_from_dict(tiny(with_seed=["model.attention.seed"]), where="here")

@@ -13,7 +13,8 @@ import torch
 from isoattn.ablate.domain import study_app
 from isoattn.ablate.plan import Plan
 from isoattn.ablate.study import StudyError, study_from_dict
-from isoattn.apps.vision.study import ItemScores, VisionStudy, _batches, _in_child, replacement_of
+from isoattn.apps.base.study import ItemScores, _batches, _in_child, replacement_of
+from isoattn.apps.vision.study import VisionStudy
 
 from .tiny import two_cells
 
@@ -78,8 +79,8 @@ def len_of(data: Any) -> int:
 
 
 def test_accuracy_and_predictions_of_items(tmp_path: Path) -> None:
-    scores = ItemScores(torch.tensor([3, 1]), torch.tensor([0, 1]), torch.tensor([0, 2]))
-    assert scores.metrics() == {"accuracy": 0.5}
+    scores = ItemScores.of_classes(torch.tensor([3, 1]), torch.tensor([0, 1]), torch.tensor([0, 2]))
+    assert scores.metrics == {"accuracy": 0.5}
     scores.save(tmp_path / "p.npz")
     with np.load(tmp_path / "p.npz", allow_pickle=False) as data:
         assert {k: data[k].tolist() for k in data} == {
@@ -124,13 +125,20 @@ def test_training_and_scoring_leave_the_best_checkpoint_scored(plan: Plan, tmp_p
     argv = ["fit", "--config", str(file), "--run.dir", str(run), "--tracker", "none"]
     status, built = app.train([*argv, "--trainer.enable_progress_bar=false"])
     assert status == 0
-    scores = app.score(built, run, test=True, control=False)
+    swaps = {"Softmax": {"class_path": "isoattn.core.Softmax", "init_args": {}}}
+    scores = app.score(built, run, test=True, control=False, swaps=swaps)
     assert scores.replaced_by == "Identity"
-    assert set(scores.metrics) == {"val/accuracy", "test/accuracy", "test/accuracy_replaced"}
+    assert set(scores.metrics) == {
+        "val/accuracy",
+        "test/accuracy",
+        "test/accuracy@Softmax",
+        "test/accuracy_replaced",
+    }
     assert scores.metrics["val/accuracy"] == pytest.approx(
         built.checkpoints.best_metrics["val/accuracy"]
     )
-    again = app.score(built, run, test=True, control=True)
+    again = app.score(built, run, test=True, control=True, swaps={})
     assert (again.replaced_by, "test/accuracy_replaced" in again.metrics) == (None, False)
     assert again.metrics["test/accuracy"] == scores.metrics["test/accuracy"]
-    assert app.score(built, run, test=False, control=False).metrics.keys() == {"val/accuracy"}
+    searched = app.score(built, run, test=False, control=False, swaps=swaps)
+    assert searched.metrics.keys() == {"val/accuracy"}

@@ -150,6 +150,16 @@ def test_class_weights():
     torch.testing.assert_close(weighted.node_loss(logits, y), want)
 
 
+def test_balanced_class_weights():
+    model = build(loss=LossOptions(class_weight="balanced"), class_counts=[3, 1, 0])
+    assert model.class_weight == pytest.approx((4 / 9, 4 / 3, 0))
+    assert NodeClassifier(**model.hparams).class_weight == model.class_weight
+    with pytest.raises(ValueError, match="balanced needs class_counts of the 3 classes"):
+        build(loss=LossOptions(class_weight="balanced"))
+    with pytest.raises(ValueError, match="class_weight must be one of balanced, got 'equal'"):
+        LossOptions(class_weight="equal")
+
+
 @pytest.mark.parametrize("network", [NETWORK, GCN])
 def test_it_is_rebuilt_from_plain_data(tmp_path, network):
     model = build(

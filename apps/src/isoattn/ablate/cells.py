@@ -9,7 +9,7 @@ import inspect
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +36,8 @@ class Cell:
         seed: of the run.
         stage: ``search`` or ``confirm``.
         config: the complete config of the run.
+        swaps: arm -> ``{class_path, init_args}`` of the attentions that are put in its place at
+            test time. No part of what is trained, and so none of the id.
     """
 
     arm: str
@@ -44,6 +46,7 @@ class Cell:
     seed: int
     stage: Literal["search", "confirm"]
     config: dict[str, Any]
+    swaps: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -78,23 +81,42 @@ def make_cell(
     learning_rate: float,
     seed: int,
     stage: Literal["search", "confirm"],
+    swaps: dict[str, dict[str, Any]] | None = None,
 ) -> Cell:
     """A cell from the resolved config of its arm and levels."""
     config = copy.deepcopy(base)
     set_dotted(config, study.search.key, learning_rate)
-    config["seed_everything"] = seed
-    return Cell(arm, levels, learning_rate, seed, stage, config)
+    for key in ("seed_everything", *study.with_seed):
+        set_dotted(config, key, seed)
+    return Cell(arm, levels, learning_rate, seed, stage, config, swaps or {})
+
+
+def has_dotted(config: dict[str, Any], key: str) -> bool:
+    """Whether nested dicts have ``a.b.c``; class options are found under ``init_args`` too."""
+    place: Any = config
+    for part in key.split("."):
+        if isinstance(place, dict) and part not in place and part != "init_args":
+            place = place.get("init_args")
+        if not isinstance(place, dict) or part not in place:
+            return False
+        place = place[part]
+    return True
 
 
 def set_dotted(config: dict[str, Any], key: str, value: Any) -> None:
     """Set ``a.b.c`` in nested dicts; class options are found under ``init_args`` too."""
-    parts = key.split(".")
-    place = config
-    for part in parts[:-1]:
-        if part not in place and isinstance(place.get("init_args"), dict) and part != "init_args":
-            place = place["init_args"]
-        place = place.setdefault(part, {})
-    place[parts[-1]] = value
+    *parts, last = key.split(".")
+    place = _options_at(config, parts[0] if parts else last)
+    for number, part in enumerate(parts):
+        following = parts[number + 1] if number + 1 < len(parts) else last
+        place = _options_at(place.setdefault(part, {}), following)
+    place[last] = value
+
+
+def _options_at(place: dict[str, Any], part: str) -> dict[str, Any]:
+    """Where ``part`` is: here, or among the options of the class that is named here."""
+    options = place.get("init_args")
+    return options if part not in (*place, "init_args") and isinstance(options, dict) else place
 
 
 def write_cell(cell: Cell, folder: Path) -> None:
@@ -106,6 +128,7 @@ def write_cell(cell: Cell, folder: Path) -> None:
         "learning_rate": cell.learning_rate,
         "seed": cell.seed,
         "stage": cell.stage,
+        **({"swaps": cell.swaps} if cell.swaps else {}),
     }
     for name, text in (
         ("cell.yaml", yaml.safe_dump(cell.config, sort_keys=False)),
@@ -140,6 +163,7 @@ def read_record(folder: Path) -> CellResult | None:
         result.cell == folder.name
         and result.status in ("done", "diverged", "failed")
         and all(isinstance(number, int | float) for number in numbers)
+        and isinstance(result.swapped, dict)
     )
     return result if whole else None
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from isoattn.ablate.records import ArmCost
 from isoattn.ablate.study import StudyError
@@ -42,8 +43,11 @@ class Scores:
 class StudyApp(Protocol):
     """An app as the engine sees it. Implemented once a domain, in ``isoattn.apps.DOMAIN.study``."""
 
-    name: str
-    metrics: tuple[str, ...]
+    @property
+    def name(self) -> str:
+        """Of the app."""
+
+    metrics: ClassVar[tuple[str, ...]]
     """What ``score`` reports, and so what a study can judge."""
 
     def resolve(self, argv: list[str]) -> dict[str, Any]:
@@ -58,14 +62,42 @@ class StudyApp(Protocol):
     def train(self, argv: list[str]) -> tuple[int, Any]:
         """Run ``fit``; the exit status and the app object with model and data."""
 
-    def score(self, app: Any, folder: Path, *, test: bool, control: bool) -> Scores:
-        """Score the selected checkpoint of a run on validation and, if asked, on test."""
+    def score(
+        self,
+        app: Any,
+        folder: Path,
+        *,
+        test: bool,
+        control: bool,
+        swaps: Mapping[str, dict[str, Any]],
+    ) -> Scores:
+        """Score the selected checkpoint of a run on validation and, if asked, on test.
+
+        Args:
+            app: of :meth:`train`.
+            folder: of the run.
+            test: whether test is scored.
+            control: the arm mixes nothing, so it is not asked whether its attention is used.
+            swaps: arm -> ``{class_path, init_args}``; with the attention of each in its place, the
+                same weights are scored as ``test/METRIC@ARM``.
+        """
 
     def baselines(self, config: dict[str, Any]) -> dict[str, float]:
         """Simple references of the domain on the test split: name -> score."""
 
-    def costs(self, cases: list[tuple[str, dict[str, str], dict[str, Any]]]) -> list[ArmCost]:
+    def costs(
+        self,
+        cases: list[tuple[str, dict[str, str], dict[str, Any]]],
+        *,
+        warmup: int = 10,
+        repeats: int = 15,
+    ) -> list[ArmCost]:
         """Measure arms, interleaved: (arm, levels, config) each.
+
+        Args:
+            cases: what is measured.
+            warmup: rounds that do not count.
+            repeats: rounds that do.
 
         Raises:
             RuntimeError: an arm failed at it, or the measuring process was lost.
@@ -75,7 +107,10 @@ class StudyApp(Protocol):
         """Seconds that a run of each config takes, from a few timed steps."""
 
 
-_APPS = {"vision": "isoattn.apps.vision.study:VisionStudy"}
+_APPS = {
+    "vision": "isoattn.apps.vision.study:VisionStudy",
+    "graph": "isoattn.apps.graph.study:GraphStudy",
+}
 
 
 def study_app(name: str) -> StudyApp:

@@ -1,13 +1,13 @@
-"""The plan: which cells there are, and proof that arms differ in the attention alone (P1, P2)."""
+"""The plan: which cells there are, and that arms differ in the attention alone (P1, P2)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from isoattn.ablate.cells import Cell, make_cell, resolved_arm
+from isoattn.ablate.cells import Cell, has_dotted, make_cell, resolved_arm
+from isoattn.ablate.differences import ATTENTION, Difference, config_differences, of_attention
 from isoattn.ablate.domain import StudyApp
 from isoattn.ablate.errors import near_names
 from isoattn.ablate.records import CellResult
@@ -15,41 +15,23 @@ from isoattn.ablate.selection import chosen_rates
 from isoattn.ablate.study import Study, StudyError, level_name
 from isoattn.apps.base.errors import UserError
 
-ATTENTION = "model.attention"
-
-
-@dataclass(frozen=True)
-class Difference:
-    """What an arm changes against another, in one level set.
-
-    Args:
-        baseline: name of the other one, as a rule the study's baseline.
-        arm: name of the arm.
-        level: level name.
-        attention: (key, baseline's value, arm's value) below ``model.attention``.
-        other: differences anywhere else; must be empty.
-        parameters: trainable parameters of the baseline and of the arm.
-        unequal_weights: weights outside the attention whose initial values differ.
-    """
-
-    baseline: str
-    arm: str
-    level: str
-    attention: list[tuple[str, Any, Any]]
-    other: list[tuple[str, Any, Any]]
-    parameters: tuple[int, int]
-    unequal_weights: list[str]
+_OURS = ("isoattn.", "lightning.", "torch.")
+Case = tuple[str, dict[str, str], dict[str, Any]]
+"""(name of an arm or reference, levels, resolved config)."""
 
 
 class Plan:
-    """Resolved configs of every arm and level set, and the cells they give.
+    """Resolved configs of every arm, reference and level set, and the cells they give.
+
+    What takes the name of a ``reference`` is about that one; without it, about the arms.
 
     Args:
         study: the study.
         app: the app that runs it.
 
     Raises:
-        StudyError: a config that cannot be resolved; names arm and level.
+        StudyError: a config that cannot be resolved, names arm and level; a reference that is the
+            same run at two levels.
     """
 
     def __init__(self, study: Study, app: StudyApp) -> None:
@@ -61,39 +43,65 @@ class Plan:
                 f"{near_names(study.metric.name, app.metrics)}"
             )
         self._bases: dict[tuple[str, str], dict[str, Any]] = {}
-        for levels in study.level_sets:
-            for arm in study.arms:
-                self._bases[arm, level_name(levels)] = self._resolve(arm, levels)
+        for own in (study, *map(study.of_reference, study.references)):
+            for levels in own.level_sets:
+                for name in own.arms:
+                    self._bases[name, level_name(levels)] = self._resolve(name, levels)
         self._refuse_equal_folders()
+        self._refuse_equal_references()
 
     def base(self, arm: str, levels: dict[str, str]) -> dict[str, Any]:
-        """The resolved config of an arm in a level set, at the first rate and seed 0."""
+        """The resolved config of an arm or reference in a level set, first rate and seed 0."""
         return self._bases[arm, level_name(levels)]
 
     @property
-    def cases(self) -> list[tuple[str, dict[str, str], dict[str, Any]]]:
-        """(arm, levels, resolved config) of everything that is compared."""
-        return [
-            (arm, levels, self.base(arm, levels))
-            for levels in self.study.level_sets
-            for arm in self.study.arms
-        ]
+    def cases(self) -> list[Case]:
+        """Everything that is compared: the arms."""
+        return self._cases(None)
+
+    @property
+    def reference_cases(self) -> list[Case]:
+        """Everything that stands beside the arms, each run once per level set of its own."""
+        return [case for name in self.study.references for case in self._cases(name)]
 
     @property
     def configs(self) -> dict[str, dict[str, Any]]:
         """The resolved configs by name, as they are registered."""
-        return {f"{arm} ({level_name(levels)})": config for arm, levels, config in self.cases}
+        cases = [*self.cases, *self.reference_cases]
+        return {f"{name} ({level_name(levels)})": config for name, levels, config in cases}
 
     @property
     def modules(self) -> list[str]:
-        """Modules of the user's that hold an arm's attention; each cell imports them first."""
-        paths = [config["model"]["attention"]["class_path"] for _, _, config in self.cases]
-        return sorted({p.rpartition(".")[0] for p in paths if not p.startswith("isoattn.")})
+        """Modules of the user's that hold a class of any config; each cell imports them first."""
+        paths = {path for config in self._bases.values() for path in _class_paths(config)}
+        return sorted({p.rpartition(".")[0] for p in paths if not p.startswith(_OURS)})
+
+    def _cases(self, reference: str | None) -> list[Case]:
+        own = self._own(reference)
+        return [(arm, lv, self.base(arm, lv)) for lv in own.level_sets for arm in own.arms]
+
+    def _own(self, reference: str | None) -> Study:
+        return self.study if reference is None else self.study.of_reference(reference)
+
+    def _refuse_equal_references(self) -> None:
+        """One run under two level sets would be trained twice, and look like two results."""
+        for name in self.study.references:
+            seen: dict[str, str] = {}
+            for _, levels, config in self._cases(name):
+                text = json.dumps(config, sort_keys=True, default=str)
+                first = seen.setdefault(text, level_name(levels))
+                if first != level_name(levels):
+                    where = ", ".join(f'{f}: "{lv}"' for f, lv in levels.items())
+                    raise StudyError(
+                        f"Study {self.study.name}: reference {name} is the same run at {first} and "
+                        f"{level_name(levels)}. Name one level of each factor that means nothing "
+                        f"to it, like reference_levels: {{{name}: {{{where}}}}}"
+                    )
 
     def _refuse_equal_folders(self) -> None:
         rate, seed = self.study.search.values[0], self.study.confirm_seeds[0]
         taken: dict[str, str] = {}
-        for arm, levels, base in self.cases:
+        for arm, levels, base in [*self.cases, *self.reference_cases]:
             cell = make_cell(self.study, base, arm, levels, rate, seed, "confirm")
             name = f"{arm} ({level_name(levels)})"
             if cell.id in taken:
@@ -103,55 +111,77 @@ class Plan:
                 )
             taken[cell.id] = name
 
-    def _resolve(self, arm: str, levels: dict[str, str]) -> dict[str, Any]:
+    def _resolve(self, name: str, levels: dict[str, str]) -> dict[str, Any]:
         study = self.study
         argv = ["fit"]
-        for name in study.configs:
-            argv += ["--config", name]
-        options = dict(study.overrides)
-        for factor, level in levels.items():
-            options.update(study.factors[factor][level])
-        argv += [f"--{key}={_argument(value)}" for key, value in options.items()]
+        for config_name in study.configs:
+            argv += ["--config", config_name]
+        argv += [f"--{key}={_argument(value)}" for key, value in self._options(name, levels)]
+        attention = study.arms[name if name in study.arms else study.baseline]
         try:
-            argv.append(f"--{ATTENTION}={json.dumps(resolved_arm(study.arms[arm]))}")
+            argv.append(f"--{ATTENTION}={json.dumps(resolved_arm(attention))}")
             config = self.app.resolve(argv)
         except (ValueError, UserError) as error:
-            where = f"Study {study.name}, arm {arm} ({level_name(levels)})"
+            kind = "reference" if name in study.references else "arm"
+            where = f"Study {study.name}, {kind} {name} ({level_name(levels)})"
             raise StudyError(f"{where}: {error}") from error
         for elsewhere in ("run", "tracker", "wandb", "output", "init_from", "ckpt_path"):
             config.pop(elsewhere, None)
         # Given as JSON, not inherited: an option the base config sets must not leak into an arm.
-        config["model"]["attention"] = resolved_arm(study.arms[arm])
+        config["model"]["attention"] = resolved_arm(attention)
+        for key in (study.search.key, *study.with_seed):
+            if not has_dotted(config, key):
+                raise StudyError(
+                    f"Study {study.name}, {name} ({level_name(levels)}) has no option {key}, which "
+                    "each cell is to be given: see isoattn ... fit --print_config"
+                )
         return config
 
-    def search_cells(self, rates: Iterable[float]) -> list[Cell]:
+    def _options(self, name: str, levels: dict[str, str]) -> list[tuple[str, Any]]:
+        """Overrides and levels, then what a reference sets: a class goes before its options."""
+        options = dict(self.study.overrides)
+        for factor, level in levels.items():
+            options.update(self.study.factors[factor][level])
+        own = self.study.references.get(name, {})
+        return [*((k, v) for k, v in options.items() if k not in own), *sorted(own.items())]
+
+    def search_cells(self, rates: Iterable[float], reference: str | None = None) -> list[Cell]:
         """The learning-rate search: every arm the same rates and seeds."""
         if len(self.study.search.values) == 1:
             return []
+        cases = self._cases(reference)
         return [
-            make_cell(self.study, self.base(arm, levels), arm, levels, rate, seed, "search")
+            make_cell(self.study, base, arm, levels, rate, seed, "search")
             for seed in self.study.search.seeds
             for rate in rates
-            for levels in self.study.level_sets
-            for arm in self.study.arms
+            for arm, levels, base in cases
         ]
 
-    def confirm_cells(self, search: list[CellResult], rates: tuple[float, ...]) -> list[Cell]:
+    def confirm_cells(
+        self, search: list[CellResult], rates: tuple[float, ...], reference: str | None = None
+    ) -> list[Cell]:
         """The confirmation runs, each arm at its own rate, on fresh seeds."""
-        choices = chosen_rates(self.study, search, rates)
-        cells = []
-        for seed in self.study.confirm_seeds:
-            for levels in self.study.level_sets:
-                for arm in self.study.arms:
-                    rate = choices[arm, level_name(levels)].rate
-                    base = self.base(arm, levels)
-                    cells.append(make_cell(self.study, base, arm, levels, rate, seed, "confirm"))
-        return cells
+        choices = chosen_rates(self._own(reference), search, rates)
+        cases = [
+            (arm, levels, base, choices[arm, level_name(levels)].rate)
+            for arm, levels, base in self._cases(reference)
+        ]
+        return [
+            make_cell(self.study, base, arm, levels, rate, seed, "confirm", self._swaps(arm))
+            for seed in self.study.confirm_seeds
+            for arm, levels, base, rate in cases
+        ]
 
-    def count(self) -> tuple[int, int]:
+    def _swaps(self, arm: str) -> dict[str, dict[str, Any]]:
+        """The attentions that an arm is scored with at test time besides its own (P10)."""
+        others = [s for s in self.study.swaps if s != arm and arm not in self.study.references]
+        resolved = {other: resolved_arm(self.study.arms[other]) for other in others}
+        plain: dict[str, dict[str, Any]] = json.loads(json.dumps(resolved))  # as records have it
+        return plain
+
+    def count(self, reference: str | None = None) -> tuple[int, int]:
         """Search cells (without extensions of the grid) and confirmation cells."""
-        study = self.study
-        arms = len(study.arms) * len(study.level_sets)
+        study, arms = self.study, len(self._cases(reference))
         values = study.search.values
         search = arms * len(values) * len(study.search.seeds) if len(values) > 1 else 0
         return search, arms * len(study.confirm_seeds)
@@ -163,6 +193,13 @@ class Plan:
             for levels in self.study.level_sets
             for arm in self.study.arms
             if arm != self.study.baseline
+        ]
+
+    def reference_differences(self) -> list[Difference]:
+        """What every reference changes against the baseline; anything is allowed."""
+        return [
+            self.compare(self.study.baseline, name, levels)
+            for name, levels, _ in self.reference_cases
         ]
 
     def compare(self, baseline: str, arm: str, levels: dict[str, str]) -> Difference:
@@ -179,8 +216,8 @@ class Plan:
             baseline=baseline,
             arm=arm,
             level=level_name(levels),
-            attention=[d for d in found if _of_attention(d[0])],
-            other=[d for d in found if not _of_attention(d[0])],
+            attention=[d for d in found if of_attention(d[0])],
+            other=[d for d in found if not of_attention(d[0])],
             parameters=(first.parameters, second.parameters),
             unequal_weights=unequal,
         )
@@ -206,47 +243,17 @@ class Plan:
                 )
 
 
-def config_differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """Leaves in which two nested configs differ: (dotted key, old, new)."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        found = []
-        for key in sorted(old.keys() | new.keys()):
-            dotted = f"{prefix}.{key}" if prefix else key
-            found += config_differences(old.get(key), new.get(key), dotted)
-        return found
-    # As text: 1 and 1.0 are equal, but as a limit one batch and all of them.
-    same = json.dumps(old, default=str) == json.dumps(new, default=str)
-    return [] if same else [(prefix, old, new)]
-
-
-def _of_attention(key: str) -> bool:
-    return key == ATTENTION or key.startswith(f"{ATTENTION}.")
-
-
-def difference_text(study: Study, differences: list[Difference]) -> str:
-    """The differences as lines for the terminal and the report."""
-    lines = []
-    for d in differences:
-        change = 100 * (d.parameters[1] - d.parameters[0]) / max(d.parameters[0], 1)
-        lines.append(f"{d.baseline} -> {d.arm} ({d.level})")
-        lines += [f"  {key}: {_show(old)} -> {_show(new)}" for key, old, new in d.attention]
-        lines += [f"  NOT ALLOWED {key}: {old} -> {new}" for key, old, new in d.other]
-        lines.append(
-            f"  parameters {d.parameters[0]:,} -> {d.parameters[1]:,} ({change:+.2f} %)"
-            + (" FLAGGED: more than 2 %" if abs(change) > 2 else "")
-        )
-        lines.append(
-            f"  initial weights outside the attention: {len(d.unequal_weights)} differ"
-            if d.unequal_weights
-            else "  initial weights outside the attention: bit-identical"
-        )
-    return "\n".join(lines)
-
-
-def _show(value: Any) -> str:
-    text = "-" if value is None else str(value)
-    return text.removeprefix("isoattn.core.")
-
-
 def _argument(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def _class_paths(config: Any) -> Iterator[str]:
+    """Every class that a nested config names."""
+    if isinstance(config, dict):
+        for key, value in config.items():
+            if key == "class_path":
+                yield str(value)
+            yield from _class_paths(value)
+    elif isinstance(config, list):
+        for value in config:
+            yield from _class_paths(value)

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*\Z")
-_LATER = ("references", "reference_levels", "swaps")
+_LATER = ("references", "reference_levels", "swaps", "with_seed")
 """Parts that studies did not always have: left out where empty, so that old hashes stay."""
 
 
@@ -127,6 +127,8 @@ class Study:
         reference_levels: name -> factor -> the one level at which a reference runs, for factors
             that mean nothing to it; else it runs in every level set.
         swaps: arms whose attention is put into every trained arm at test time (P10).
+        with_seed: dotted options that take the number of the seed in each cell, such as the index
+            of a split or the fold, so that seeds differ in the data too. Pairs still share them.
     """
 
     name: str
@@ -148,6 +150,7 @@ class Study:
     references: dict[str, dict[str, Any]] = field(default_factory=dict)
     reference_levels: dict[str, dict[str, str]] = field(default_factory=dict)
     swaps: tuple[str, ...] = ()
+    with_seed: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, every default filled in: what is registered and hashed."""
@@ -226,6 +229,7 @@ def study_from_dict(raw: dict[str, Any], *, where: str) -> Study:
         raw["arms"] = only(keep, raw["arms"], f"{where}: only_arms")
         raw["swaps"] = [arm for arm in raw["swaps"] if arm in raw["arms"]]
     study: Study = build(Study, raw, where)
+    as_options(dict.fromkeys(study.with_seed), f"{where}: with_seed")
     _validate(study, where)
     return study
 

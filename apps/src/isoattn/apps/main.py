@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from isoattn.apps.base.errors import UserError, near
 
@@ -15,6 +17,7 @@ usage: isoattn COMMAND ...
 Train, swap, ablate and measure the attention of real models, all else equal.
 
   isoattn vision fit|validate|test|predict    image classifiers (XCiT, ViT)
+  isoattn graph fit|test|predict|inspect|...  node classifiers (NodeFormer, GCN)
   isoattn ablate plan|diff|run|report         compare attentions in a registered study
   isoattn bench                               time and memory of attentions over tokens
   isoattn probe NAME | --ckpt_path FILE       how far an attention is from softmax
@@ -26,6 +29,19 @@ Train, swap, ablate and measure the attention of real models, all else equal.
 
 Add --help to any of them. Attentions: {attentions}.
 """
+
+
+_APPS = {
+    "vision": "isoattn.apps.vision.app:VisionCLI",
+    "graph": "isoattn.apps.graph.app:GraphCLI",
+}
+_VERBS = {
+    "graph": {
+        "inspect": "isoattn.apps.graph.inspect:run_inspect",
+        "latent-graph": "isoattn.apps.graph.latent_graph:run_latent_graph",
+    },
+}
+"""Verbs of an app beside fit, validate, test and predict."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,16 +76,8 @@ def _dispatch(argv: list[str]) -> int:
 
         sys.stdout.write(f"isoattn {version('isoattn')}\n")
         return 0
-    if command == "vision":
-        if not rest or rest[0] in ("-h", "--help"):
-            from isoattn.apps.vision.usage import usage
-
-            sys.stdout.write(usage())
-            return 0
-        from isoattn.apps.base.run import run_app
-        from isoattn.apps.vision.app import VisionCLI
-
-        return run_app(VisionCLI, rest)
+    if command in _APPS:
+        return _run_app(command, rest)
     if command == "ablate":
         from isoattn.ablate.command import run_ablate
 
@@ -86,8 +94,28 @@ def _dispatch(argv: list[str]) -> int:
         from isoattn.apps.core.attention_table import run_attentions
 
         return run_attentions(rest)
-    known = ("vision", "ablate", "bench", "probe", "attentions")
+    known = (*_APPS, "ablate", "bench", "probe", "attentions")
     raise UserError(f"There is no command {command!r}. {near(command, known)}")
+
+
+def _run_app(app: str, argv: list[str]) -> int:
+    """A subcommand of an app: a verb of its own, or one of the four that all have."""
+    if not argv or argv[0] in ("-h", "--help"):
+        usage: Callable[[], str] = _load(f"isoattn.apps.{app}.usage:usage")
+        sys.stdout.write(usage())
+        return 0
+    verbs = _VERBS.get(app, {})
+    if argv[0] in verbs:
+        verb: Callable[[list[str]], int] = _load(verbs[argv[0]])
+        return verb(argv[1:])
+    from isoattn.apps.base.run import run_app
+
+    return run_app(_load(_APPS[app]), argv, tuple(verbs))
+
+
+def _load(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 if __name__ == "__main__":

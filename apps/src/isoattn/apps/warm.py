@@ -2,4 +2,5 @@
 
 import isoattn.ablate.worker
 import isoattn.apps.base.run
+import isoattn.apps.graph.study
 import isoattn.apps.vision.study  # noqa: F401

@@ -157,6 +157,8 @@ def _may_differ(key: str, subcommand: str) -> bool:
     if part == "model":
         return False
     if part == "data":
+        if "predict_source" in rest.split("."):  # another graph to predict
+            return True
         return last in _FREE_DATA or (subcommand != "fit" and last in ("batch_size", "augment"))
     if part == "seed_everything":
         return subcommand != "fit"

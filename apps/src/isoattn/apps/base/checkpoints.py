@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -32,13 +33,13 @@ class CheckpointOptions:
     """Which checkpoints are kept.
 
     Args:
-        monitor: validation metric that selects ``best.ckpt``.
+        monitor: validation metric that selects ``best.ckpt``; not given: the one of the task.
         mode: whether more is better.
         every_n_epochs: how often ``last.ckpt`` is written.
         every_n_steps: write it inside epochs too, every so many steps.
     """
 
-    monitor: str = "val/accuracy"
+    monitor: str | None = None
     mode: Literal["max", "min"] = "max"
     every_n_epochs: int = 1
     every_n_steps: int | None = None
@@ -75,12 +76,16 @@ class RunCheckpoints(Checkpoint):
     Args:
         folder: where they are kept.
         options: when they are written.
+        monitor: validation metric that selects ``best.ckpt`` where the options name none.
         content: plain data stored with each, under ``isoattn`` (app, config).
     """
 
-    def __init__(self, folder: Path, options: CheckpointOptions, content: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, options: CheckpointOptions, monitor: str, content: dict[str, Any]
+    ) -> None:
         self.folder = folder
         self.options = options
+        self.monitor = options.monitor or monitor
         self.content = content
         self.best_score: float | None = None
         self.best_epoch: int | None = None
@@ -149,16 +154,18 @@ class RunCheckpoints(Checkpoint):
         self.best_metrics = dict(state_dict["best_metrics"])
 
     def _note_score(self, trainer: L.Trainer) -> bool:
-        value = trainer.callback_metrics.get(self.options.monitor)
+        value = trainer.callback_metrics.get(self.monitor)
         if value is None:
             known = [name for name in trainer.callback_metrics if name.startswith("val/")]
             if known:  # the epoch was validated
                 raise UserError(
-                    f"--checkpoint.monitor={self.options.monitor}: no such metric. "
-                    f"{near(self.options.monitor, known)}"
+                    f"--checkpoint.monitor={self.monitor}: no such metric. "
+                    f"{near(self.monitor, known)}"
                 )
             return False
         score = float(value)
+        if math.isnan(score):  # such as an area under a curve over one class
+            return False
         sign = 1 if self.options.mode == "max" else -1
         if self.best_score is not None and sign * (score - self.best_score) <= 0:
             return False

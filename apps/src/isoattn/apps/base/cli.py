@@ -23,7 +23,7 @@ from isoattn.apps.base.checkpoints import (
     select_again,
 )
 from isoattn.apps.base.errors import UserError
-from isoattn.apps.base.files import write_atomic
+from isoattn.apps.base.files import write_atomic, write_json
 from isoattn.apps.base.guard import NonFiniteGuard
 from isoattn.apps.base.metrics_log import MetricsLog
 from isoattn.apps.base.parser import ParseError, ShortErrorParser, known_options, shorten
@@ -282,7 +282,10 @@ class AppCLI(LightningCLI):
         options = CheckpointOptions(**self.full_config.get("checkpoint", {}))
         self.hashes = BatchHashes()
         self.checkpoints = RunCheckpoints(
-            self.run.checkpoints, options, {"app": self.app, "config": self.full_config}
+            self.run.checkpoints,
+            options,
+            self.monitored(),
+            {"app": self.app, "config": self.full_config},
         )
         seed = self.full_config.get("seed_everything", 0)
         callbacks += [RandomStreams(seed), self.hashes, NonFiniteGuard(), EndWhereItCanBeSaved()]
@@ -341,6 +344,10 @@ class AppCLI(LightningCLI):
             step = int(read_checkpoint(self.arguments.checkpoint)["global_step"])
             self.metrics_log.keep_before(step)
 
+    def monitored(self) -> str:
+        """The validation metric that selects the best checkpoint."""
+        return "val/accuracy"
+
     def initialise(self) -> None:
         """Take ``--init_from`` weights; an app says how."""
 
@@ -372,7 +379,35 @@ class AppCLI(LightningCLI):
         self.report()
 
     def report(self) -> None:
-        """Say what the run came to; an app overrides it."""
+        """Say what the run came to and what to do next."""
+        kept = self.checkpoints
+        if kept.best_epoch is None:
+            say("nothing was validated, so no checkpoint is the best")
+        else:
+            say_metrics({**kept.best_metrics, "best epoch": float(kept.best_epoch + 1)})
+        say(f"run     {self.run.path}")
+        say(f"tracked {self.tracked}")
+        newest = kept.last if kept.best_epoch is None else kept.best
+        if newest.exists():
+            say(f"next    isoattn {self.app} test --ckpt_path {newest}")
+
+    def before_validate(self) -> None:
+        """Weights of ``--init_from``."""
+        self.initialise()
+
+    before_test = before_validate
+    before_predict = before_validate
+
+    def after_validate(self) -> None:
+        """Write and print the validation metrics."""
+        metrics = self.final_metrics()
+        write_json(self.run.path / "validate" / "result.json", {"metrics": metrics})
+        say_metrics(metrics)
+        say(f"written {self.run.path / 'validate'}")
+
+    def final_metrics(self) -> dict[str, float]:
+        """What validate or test came to."""
+        return {k: float(v) for k, v in self.trainer.callback_metrics.items()}
 
     def facts(self) -> dict[str, Any]:
         """What an app adds to ``result.json``."""
@@ -392,6 +427,17 @@ class AppCLI(LightningCLI):
                 environment=environment(),
             )
             finish_trackers(self.loggers, {"status": status})
+
+
+def say(text: str) -> None:
+    """A line on standard output."""
+    sys.stdout.write(text + "\n")
+
+
+def say_metrics(metrics: dict[str, float]) -> None:
+    """Metrics as a column on standard output."""
+    for name, value in sorted(metrics.items()):
+        say(f"{name:24s}{value:.4f}" if value % 1 else f"{name:24s}{value:.0f}")
 
 
 def _one_device(trainer: dict[str, Any]) -> None:

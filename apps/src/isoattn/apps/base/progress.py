@@ -1,4 +1,4 @@
-"""Progress: a bar at a terminal, a line an epoch elsewhere."""
+"""Progress: a bar at a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import time
 import lightning.pytorch as L
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 
+_SECONDS = 2.0
+
 
 class EpochLines(Callback):
-    """Prints a line for each epoch, for logs and pipes."""
+    """Prints epochs, for logs and pipes: each one, or of quick ones a line every two seconds."""
 
     def __init__(self) -> None:
         self._start = 0.0
+        self._printed = 0.0
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Print the epoch before, whose means are known only now."""
-        if self._start:
+        if self._start and time.perf_counter() - self._printed > _SECONDS:
             self._print(trainer, trainer.current_epoch)
         self._start = time.perf_counter()
 
@@ -29,12 +32,13 @@ class EpochLines(Callback):
         metrics = trainer.callback_metrics
         shown = [
             f"{name} {float(metrics[name]):.4f}"
-            for name in ("train/loss", "val/loss", "val/accuracy")
+            for name in ("train/loss", "val/loss", "val/accuracy", "val/roc_auc")
             if name in metrics
         ]
-        seconds = time.perf_counter() - self._start
+        self._printed = time.perf_counter()
         epoch = f"epoch {epochs}/{trainer.max_epochs}"
-        sys.stderr.write("  ".join([epoch, *shown, f"{seconds:.1f} s"]) + "\n")
+        seconds = f"{self._printed - self._start:.1f} s"
+        sys.stderr.write("  ".join([epoch, *shown, seconds]) + "\n")
         sys.stderr.flush()
 
 

@@ -26,9 +26,15 @@ TERMINATED = 143
 INTERRUPTED = 130
 
 
-def run_app(cli: type[AppCLI], argv: list[str]) -> int:
-    """Run one subcommand of an app; returns the exit status."""
-    known = list(cli.subcommands())
+def run_app(cli: type[AppCLI], argv: list[str], verbs: tuple[str, ...] = ()) -> int:
+    """Run one subcommand of an app; returns the exit status.
+
+    Args:
+        cli: of the app.
+        argv: subcommand first.
+        verbs: what the app has beside, for the message about an unknown one.
+    """
+    known = [*cli.subcommands(), *verbs]
     if argv[0] not in known:
         raise UserError(f"isoattn {cli.app} has no {argv[0]!r}. {near(argv[0], known)}")
     try:

@@ -10,9 +10,8 @@ import lightning.pytorch as L
 from lightning.pytorch.cli import LightningArgumentParser
 
 from isoattn.apps.base.class_paths import KINDS
-from isoattn.apps.base.cli import AppCLI
+from isoattn.apps.base.cli import AppCLI, say, say_metrics
 from isoattn.apps.base.errors import UserError
-from isoattn.apps.base.files import write_json
 from isoattn.apps.vision.outputs import write_predictions, write_test_outputs
 from isoattn.core.training.checkpoint import read_checkpoint
 from isoattn.vision import ImageDataModule, count_flops
@@ -80,36 +79,9 @@ class VisionCLI(AppCLI):
         flops = count_flops(self.model.network, self.datamodule.image_size)
         return {"forward_flops": flops.total, "attention_flops": flops.attention}
 
-    def report(self) -> None:
-        """Say what the run came to and what to do next."""
-        kept = self.checkpoints
-        if kept.best_epoch is None:
-            say("nothing was validated, so no checkpoint is the best")
-        else:
-            self._print({**kept.best_metrics, "best epoch": float(kept.best_epoch + 1)})
-        say(f"run     {self.run.path}")
-        say(f"tracked {self.tracked}")
-        newest = kept.last if kept.best_epoch is None else kept.best
-        if newest.exists():
-            say(f"next    isoattn vision test --ckpt_path {newest}")
-
-    def before_validate(self) -> None:
-        """Weights of ``--init_from``."""
-        self.initialise()
-
-    before_test = before_validate
-    before_predict = before_validate
-
-    def after_validate(self) -> None:
-        """Write and print the validation metrics."""
-        metrics = {k: float(v) for k, v in self.trainer.callback_metrics.items()}
-        write_json(self.run.path / "validate" / "result.json", {"metrics": metrics})
-        self._print(metrics)
-        say(f"written {self.run.path / 'validate'}")
-
     def after_test(self) -> None:
         """Write per-class accuracy, confusion matrix and predictions."""
-        metrics = {k: float(v) for k, v in self.trainer.callback_metrics.items()}
+        metrics = self.final_metrics()
         folder = Path(self._option("output") or self.run.path / "test")
         write_test_outputs(
             folder,
@@ -123,7 +95,7 @@ class VisionCLI(AppCLI):
                 "data_fingerprint": self.datamodule.fingerprint(),
             },
         )
-        self._print(metrics)
+        say_metrics(metrics)
         say(f"written {folder}: predictions.csv, per_class.csv, confusion.csv, confusion.png")
 
     def predict(self, **kwargs: Any) -> None:
@@ -136,12 +108,3 @@ class VisionCLI(AppCLI):
         say(f"{count} images predicted: {file}")
         for reason, number in self.datamodule.skipped().items():
             say(f"  skipped: {number} ({reason})")
-
-    def _print(self, metrics: dict[str, float]) -> None:
-        for name, value in sorted(metrics.items()):
-            say(f"{name:24s}{value:.4f}" if value % 1 else f"{name:24s}{value:.0f}")
-
-
-def say(text: str) -> None:
-    """A line on standard output."""
-    sys.stdout.write(text + "\n")

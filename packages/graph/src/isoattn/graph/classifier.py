@@ -73,17 +73,39 @@ class LossOptions:
 
     Args:
         edge_reg: lambda, weight of the edge regularisation; 0 leaves its work out.
-        class_weight: weight of each class in the loss of multiclass tasks; ``None``: all 1.
+        class_weight: weight of each class in the loss of multiclass tasks; ``balanced``: the
+            inverse of how often it occurs among the train nodes; ``None``: all 1.
     """
 
     edge_reg: float = 0.0
-    class_weight: tuple[float, ...] | None = None
+    class_weight: tuple[float, ...] | Literal["balanced"] | None = None
 
     def __post_init__(self) -> None:
         _within("edge_reg", self.edge_reg, self.edge_reg >= 0, "0 or more")
-        if self.class_weight is not None:
+        if isinstance(self.class_weight, str):
+            _one_of("class_weight", self.class_weight, ("balanced",))
+        elif self.class_weight is not None:
             good = all(weight >= 0 for weight in self.class_weight)
             _within("class_weight", self.class_weight, good, "numbers of 0 or more")
+
+
+@dataclass(frozen=True)
+class BatchLoss:
+    """The loss of a batch.
+
+    Args:
+        total: what is made small.
+        fit: of it the part of the labels.
+        edge_loss: what the edge regularisation multiplies, or ``None``.
+        logits: (M, C) of the nodes that count.
+        y: their labels.
+    """
+
+    total: Tensor
+    fit: Tensor
+    edge_loss: Tensor | None
+    logits: Tensor
+    y: Tensor
 
 
 class NodeClassifier(L.LightningModule):
@@ -100,6 +122,7 @@ class NodeClassifier(L.LightningModule):
             checkpoint.
         kind: of the task (set from the data): ``multiclass`` or ``multilabel``.
         metric: the score that chooses the best epoch (set from the data).
+        class_counts: labelled train nodes of each class, for balanced weights (set from the data).
         network: called as ``network(attention, in_dim, num_classes)``.
         attention: called as ``attention(heads, head_dim)`` once per layer.
         optim: optimiser and schedule.
@@ -116,6 +139,7 @@ class NodeClassifier(L.LightningModule):
         class_names: Sequence[str] | None = None,
         kind: Kind = "multiclass",
         metric: Metric = "accuracy",
+        class_counts: Sequence[int] | None = None,
         network: Callable[[Callable[[int, int], Attention], int, int], NodeNetwork] = NodeFormer,
         attention: Callable[[int, int], Attention] = GumbelFavor,
         optim: OptimOptions = OptimOptions(),  # noqa: B008 - never changed, jsonargparse reads it
@@ -130,12 +154,7 @@ class NodeClassifier(L.LightningModule):
         if len(self.class_names) != num_classes:
             raise ValueError(f"{num_classes} classes but {len(self.class_names)} class names")
         _one_of("kind", kind, ("multiclass", "multilabel"))
-        weight = self.loss.class_weight
-        if weight is not None and (kind == "multilabel" or len(weight) != num_classes):
-            raise ValueError(
-                f"class_weight has one number for each of the {num_classes} classes of a "
-                f"multiclass task, got {len(weight)} for a {kind} one"
-            )
+        self.class_weight = _class_weight(self.loss, kind, num_classes, class_counts)
         self.save_hyperparameters(
             {
                 "num_classes": num_classes,
@@ -143,6 +162,7 @@ class NodeClassifier(L.LightningModule):
                 "class_names": self.class_names,
                 "kind": kind,
                 "metric": metric,
+                "class_counts": None if class_counts is None else list(class_counts),
                 "network": describe_factory(network, NodeNetwork, "network"),
                 "attention": attention_spec(attention),
                 "optim": asdict(self.optim),
@@ -178,16 +198,22 @@ class NodeClassifier(L.LightningModule):
 
     def training_step(self, batch: NodeBatch, batch_idx: int) -> Tensor:
         """One step; the loss is logged per step, its mean over nodes at the epoch's end."""
+        parts = self.batch_loss(batch)
+        self._add_train(parts.fit.detach(), parts.logits.detach(), parts.y)
+        loss = parts.total
+        if parts.edge_loss is not None:
+            self.log("train/edge_loss", parts.edge_loss.detach(), batch_size=1)
+        self.log("train/loss_step", loss.detach(), on_step=True, on_epoch=False, batch_size=1)
+        return loss
+
+    def batch_loss(self, batch: NodeBatch) -> BatchLoss:
+        """The loss of a training batch, in parts."""
         output = self(batch.graph, return_extras=self.loss.edge_reg > 0)
         logits, y = _counted(output.logits, batch, self.kind)
         fit = self.node_loss(logits, y)
-        self._add_train(fit.detach(), logits.detach(), y)
-        loss = fit
-        if output.edge_loss is not None:
-            loss = fit - self.loss.edge_reg * output.edge_loss
-            self.log("train/edge_loss", output.edge_loss.detach(), batch_size=1)
-        self.log("train/loss_step", loss.detach(), on_step=True, on_epoch=False, batch_size=1)
-        return loss
+        edges = output.edge_loss
+        total = fit if edges is None else fit - self.loss.edge_reg * edges
+        return BatchLoss(total, fit, edges, logits, y)
 
     def on_train_epoch_end(self) -> None:
         """Log the epoch's means and start counting anew."""
@@ -239,7 +265,7 @@ class NodeClassifier(L.LightningModule):
         if self.kind == "multilabel":
             known = ~y_M.isnan()
             return F.binary_cross_entropy_with_logits(logits_MC[known], y_M[known])
-        weight = self.loss.class_weight
+        weight = self.class_weight
         table = None if weight is None else logits_MC.new_tensor(weight)
         return F.cross_entropy(logits_MC, y_M, weight=table)
 
@@ -301,6 +327,34 @@ class NodeClassifier(L.LightningModule):
         for name, value in self.scores[part].compute().items():
             self.log(f"{part}/{name}", value, prog_bar=prog_bar, batch_size=1)
         self.scores[part].reset()
+
+
+def _class_weight(
+    loss: LossOptions, kind: Kind, num_classes: int, counts: Sequence[int] | None
+) -> tuple[float, ...] | None:
+    """A weight for each class, or None for all alike.
+
+    Balanced is all / (classes * nodes of the class), 0 for a class without any.
+
+    Raises:
+        ValueError: a multilabel task, or weights or counts of another number of classes.
+    """
+    weight = loss.class_weight
+    if weight is None:
+        return None
+    if weight == "balanced":
+        if kind == "multilabel" or counts is None or len(counts) != num_classes:
+            raise ValueError(
+                f"class_weight balanced needs class_counts of the {num_classes} classes of a "
+                f"multiclass task, got {counts} for a {kind} one"
+            )
+        return tuple(sum(counts) / (num_classes * n) if n else 0.0 for n in counts)
+    if kind == "multilabel" or len(weight) != num_classes:
+        raise ValueError(
+            f"class_weight has one number for each of the {num_classes} classes of a "
+            f"multiclass task, got {len(weight)} for a {kind} one"
+        )
+    return tuple(float(number) for number in weight)
 
 
 def _labelled(batch: NodeBatch, kind: Kind) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +25,7 @@ class BatchDigest:
         self._hash = hashlib.sha256()
 
     def update(self, batch: Any) -> None:
-        """Add a batch: a tensor, or mappings and sequences of tensors and plain values."""
+        """Add a batch: a tensor, or mappings, sequences and dataclasses of tensors and values."""
         if isinstance(batch, Tensor):
             data = batch.detach().cpu().contiguous()
             self._hash.update(f"{data.dtype}{tuple(data.shape)}".encode())
@@ -34,6 +35,8 @@ class BatchDigest:
             for key in sorted(batch):
                 self._hash.update(str(key).encode())
                 self.update(batch[key])
+        elif dataclasses.is_dataclass(batch):
+            self.update({f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)})
         elif isinstance(batch, (list, tuple)):
             self._hash.update(f"[{len(batch)}]".encode())
             for item in batch:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from isoattn.core.training import EpochBatchSampler, ResumableLoader
@@ -91,7 +90,7 @@ class NodeData(LightningDataModule):
         return self._own_task.graph.x.shape[1]
 
     def setup(self, stage: str | None = None) -> None:
-        """Load what the stage needs and look at it: errors stop, warnings are logged.
+        """Load what the stage needs and look at it: errors stop; ``report`` has the warnings.
 
         Raises:
             ValueError: the data cannot be trained on, or those to predict do not fit.
@@ -99,23 +98,15 @@ class NodeData(LightningDataModule):
         if stage == "predict":
             _ = self.predict_task
             return
-        for finding in self.report.warnings:
-            log.warning("%s: %s: %s", self._own_task.name, finding.kind, finding.text)
         self.report.raise_errors()
 
-    def class_weights(self) -> Tensor:
-        """float32 (C,): N / (C * nodes of the class in train); 0 for a class without any.
-
-        Raises:
-            ValueError: a multilabel task.
-        """
+    def class_counts(self) -> list[int] | None:
+        """Labelled train nodes of each class; None for a multilabel task."""
         task = self.task
         if task.kind == "multilabel":
-            raise ValueError("Class weights need one class a node; this task is multilabel")
+            return None
         y = task.y[task.split.train]
-        counts = torch.bincount(y[y >= 0], minlength=task.out_dim).float()
-        weights = counts.sum() / (task.out_dim * counts.clamp(min=1))
-        return torch.where(counts > 0, weights, torch.zeros(()))
+        return torch.bincount(y[y >= 0], minlength=task.out_dim).tolist()
 
     def check_classes(self, expected: Sequence[str]) -> None:
         """Make labels mean what a model's class list says, by name, or stop.

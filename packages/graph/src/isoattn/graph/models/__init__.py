@@ -1,5 +1,6 @@
 """Node networks with a swappable attention."""
 
+from isoattn.graph.models.flops import Flops, attention_calls, count_flops
 from isoattn.graph.models.gcn import GCN
 from isoattn.graph.models.latent_graph import LatentEdges, latent_graph
 from isoattn.graph.models.mlp import MLP
@@ -10,12 +11,15 @@ from isoattn.graph.models.weights import KeyReport, WeightsError, from_published
 __all__ = [
     "GCN",
     "MLP",
+    "Flops",
     "KeyReport",
     "LatentEdges",
     "NodeFormer",
     "NodeNetwork",
     "Output",
     "WeightsError",
+    "attention_calls",
+    "count_flops",
     "from_published",
     "latent_graph",
     "load_weights",

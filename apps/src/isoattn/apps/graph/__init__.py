@@ -1,0 +1,1 @@
+"""The graph app: node classifiers."""

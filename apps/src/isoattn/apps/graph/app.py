@@ -1,0 +1,176 @@
+"""The graph app: LightningCLI wiring for node classifiers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import lightning.pytorch as L
+from lightning.pytorch.cli import LightningArgumentParser
+
+from isoattn.apps.base.class_paths import KINDS
+from isoattn.apps.base.cli import AppCLI, say, say_metrics
+from isoattn.apps.graph.sources import source_spec
+from isoattn.core.training.checkpoint import read_checkpoint
+from isoattn.graph.classifier import NodeClassifier
+from isoattn.graph.data import NodeData, TaskSource
+from isoattn.graph.models import KeyReport, NodeNetwork, count_flops, load_weights
+
+KINDS["model.network"] = NodeNetwork
+KINDS["data.source"] = TaskSource
+KINDS["data.predict_source"] = TaskSource
+
+
+class GraphCLI(AppCLI):
+    """fit, validate, test and predict for node classifiers."""
+
+    app: ClassVar[str] = "graph"
+    default_config: ClassVar[str] = "knn"
+    model_type: ClassVar[type[L.LightningModule]] = NodeClassifier
+    data_type: ClassVar[type[L.LightningDataModule]] = NodeData
+    user_errors: ClassVar[tuple[type[Exception], ...]] = (ValueError, FileNotFoundError)
+
+    @staticmethod
+    def rewrite(argv: list[str]) -> list[str]:
+        """``fit FILES`` and ``predict FILES`` take the user's own graph."""
+        paths = []
+        for token in argv[1:]:
+            if token.startswith("-"):
+                break
+            paths.append(token)
+        if not paths:
+            return argv
+        option = "predict_source" if argv[0] == "predict" else "source"
+        spec = json.dumps(source_spec(paths))
+        return [argv[0], f"--data.init_args.{option}={spec}", *argv[1 + len(paths) :]]
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """What the data tell the model: classes, features, kind of labels, metric."""
+        super().add_arguments_to_parser(parser)
+        parser.add_argument(
+            "--embeddings",
+            type=str | None,
+            default=None,
+            help="predict: also write the embeddings of the nodes to this .csv, .parquet or .npz.",
+        )
+        link = parser.link_arguments
+        link("data", "model.class_names", compute_fn=self._class_names, apply_on="instantiate")
+        link("data", "model.num_classes", compute_fn=self._num_classes, apply_on="instantiate")
+        link("data.in_dim", "model.in_dim", apply_on="instantiate")
+        link("data", "model.kind", compute_fn=_kind, apply_on="instantiate")
+        link("data", "model.metric", compute_fn=_metric, apply_on="instantiate")
+        link("data", "model.class_counts", compute_fn=_counts, apply_on="instantiate")
+
+    def _class_names(self, data: NodeData) -> list[str]:
+        """The checkpoint's class list where there is one; the data are mapped to it by name."""
+        if self.arguments.checkpoint is not None:
+            hparams = read_checkpoint(self.arguments.checkpoint).get("hyper_parameters", {})
+            if hparams.get("class_names"):
+                data.check_classes(hparams["class_names"])
+        return data.class_names
+
+    def _num_classes(self, data: NodeData) -> int:
+        return len(self._class_names(data))
+
+    def monitored(self) -> str:
+        """The metric of the task."""
+        return f"val/{self.datamodule.task.metric}"
+
+    def before_fit(self) -> None:
+        """Say what is trained on, and what is odd about it."""
+        task = self.datamodule.task
+        graph, parts = task.graph, ", ".join(f"{len(n)} {part}" for part, n in task.split.items())
+        sys.stderr.write(
+            f"{task.name}: {graph.num_nodes:,} nodes ({parts}), {graph.num_edges:,} edge entries, "
+            f"{graph.x.shape[1]:,} features, {task.out_dim} classes\n"
+        )
+        for finding in self.datamodule.report.warnings:
+            sys.stderr.write(f"  {finding.kind}: {finding.text}\n")
+        super().before_fit()
+
+    def _default_name(self, config: dict[str, Any]) -> str:
+        """With the source of the data, which tells more than the class that holds it."""
+        source = config["data"]["init_args"].get("source") or {}
+        options = source.get("init_args", {})
+        leaf = str(source.get("class_path", "KnnGraph")).rsplit(".", 1)[-1]
+        name = str(options.get("name") or options.get("dataset") or leaf).lower()
+        return super()._default_name({**config, "data": {"class_path": name}})
+
+    def initialise(self) -> None:
+        """Take the weights of ``--init_from``, and say what fitted."""
+        source = self._option("init_from")
+        if source is not None and self.arguments.checkpoint is None:
+            checkpoint = read_checkpoint(Path(source), require_checksum=False)
+            weights = checkpoint.get("state_dict", checkpoint)
+            report = load_weights(self.model.network, weights, strict=False)
+            sys.stderr.write(f"{_key_report(report, source)}\n")
+
+    def before_predict(self) -> None:
+        """Weights of ``--init_from``; the graph to predict has to have the model's features."""
+        self.initialise()
+        self.datamodule.check_features(self.model.in_dim)
+
+    def facts(self) -> dict[str, Any]:
+        """The data in numbers, and what a forward pass of the whole graph costs."""
+        task = self.datamodule.task
+        flops = count_flops(self.model.network, task.graph)
+        return {
+            "data": task.name,
+            "nodes": task.graph.num_nodes,
+            "edges": task.graph.num_edges,
+            "forward_flops": flops.total,
+            "attention_flops": flops.attention,
+        }
+
+    def after_test(self) -> None:
+        """Write per-class scores, confusion matrix and predictions."""
+        from isoattn.apps.graph.outputs import write_test_outputs
+
+        metrics = self.final_metrics()
+        folder = Path(self._option("output") or self.run.path / "test")
+        facts = {
+            "metrics": metrics,
+            "checkpoint": str(self.arguments.checkpoint or self._option("init_from")),
+            "attention": self.model.hparams["attention"],
+            "skipped": self.datamodule.skipped(),
+            "data_fingerprint": self.datamodule.fingerprint(),
+        }
+        written = write_test_outputs(folder, self.model.test_outputs, self.datamodule.task, facts)
+        say_metrics(metrics)
+        say(f"written {folder}: {', '.join(written)}")
+
+    def predict(self, **kwargs: Any) -> None:
+        """Predict all nodes of a graph into a table."""
+        from isoattn.apps.graph.outputs import write_embeddings, write_predictions
+
+        outputs: Any = self.trainer.predict(**kwargs) or []
+        task = self.datamodule.predict_task
+        file = Path(self._option("output") or self.run.path / "predict" / f"{task.name}.csv")
+        count = write_predictions(file, outputs, task, self.model.class_names, self.model.kind)
+        say(f"{count} nodes predicted: {file}")
+        embeddings = self._option("embeddings")
+        if embeddings is not None:
+            write_embeddings(Path(embeddings), outputs, task)
+            say(f"embeddings: {embeddings}")
+
+
+def _kind(data: NodeData) -> str:
+    return data.task.kind
+
+
+def _metric(data: NodeData) -> str:
+    return data.task.metric
+
+
+def _counts(data: NodeData) -> list[int] | None:
+    return data.class_counts()
+
+
+def _key_report(report: KeyReport, source: str) -> str:
+    lines = [f"loaded {len(report.loaded)} tensors from {source}"]
+    for title, names in (("fresh", report.fresh), ("unused", report.unused)):
+        if names:
+            lines.append(f"  {title:<7} {', '.join(names)}")
+    return "\n".join(lines)
