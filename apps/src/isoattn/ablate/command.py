@@ -1,20 +1,24 @@
-"""``isoattn ablate plan|diff|run|report``."""
+"""``isoattn ablate plan|diff|run|report|cost``."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from isoattn.ablate.cost_command import add_cost, run_cost
+from isoattn.ablate.differences import difference_text, reference_text
 from isoattn.ablate.domain import shipped_studies, study_app
 from isoattn.ablate.engine import Engine, RunSettings
 from isoattn.ablate.folder import REGISTERED, registered_study, study_changes
-from isoattn.ablate.plan import Plan, difference_text
+from isoattn.ablate.plan import Plan
 from isoattn.ablate.records import StudyResults
 from isoattn.ablate.results import load_results
 from isoattn.ablate.selection import ArmLevel
@@ -64,7 +68,7 @@ def import_modules(names: list[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser("isoattn ablate", description=_DESCRIPTION)
     studies = ", ".join(shipped_studies())
-    verbs = parser.add_subparsers(required=True, metavar="plan|diff|run|report")
+    verbs = parser.add_subparsers(required=True, metavar="plan|diff|run|report|cost")
     common = _Parser(add_help=False)
     common.add_argument("study", help=f"a study file, or one that ships: {studies}")
     common.add_argument("--preset", help="which preset of the file (smoke, mini, full, ...)")
@@ -103,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(verb=_run)
     report = verbs.add_parser("report", parents=[common], help="write the report of what is there")
     report.set_defaults(verb=_report)
+    add_cost(verbs, common, _cost)
     return parser
 
 
@@ -137,13 +142,13 @@ def _plan(options: Any) -> int:
     study, folder = _load(options)
     plan = Plan(study, study_app(study.app))
     differences = plan.differences()
-    print_plan(plan, differences, folder)
+    print_plan(plan, differences, plan.reference_differences(), folder)
     plan.check(differences)
     known = _known_seconds(plan, folder)
     if known:
         print_estimate(plan, known, "as in the cells that are there")
     else:
-        cases = plan.cases
+        cases = [*plan.cases, *plan.reference_cases]
         times = plan.app.estimate([config for _, _, config in cases])
         found = {(c[0], level_name(c[1])): t for c, t in zip(cases, times, strict=True)}
         print_estimate(plan, found, "from a few timed steps")
@@ -151,13 +156,16 @@ def _plan(options: Any) -> int:
 
 
 def _known_seconds(plan: Plan, folder: Path) -> dict[ArmLevel, float]:
-    """Mean seconds of the finished cells of each arm, where every arm has some."""
-    cells = load_results(plan.study, folder, plan).cells if folder.is_dir() else []
+    """Mean seconds of the finished cells of each arm and reference, where every one has some."""
+    if not folder.is_dir():
+        return {}
+    results = load_results(plan.study, folder, plan)
     seconds: dict[ArmLevel, list[float]] = {}
-    for cell in cells:
+    for cell in (*results.cells, *results.references):
         if cell.status == "done" and cell.seconds:
             seconds.setdefault((cell.arm, level_name(cell.levels)), []).append(cell.seconds)
-    return {k: mean(s) for k, s in seconds.items()} if len(seconds) == len(plan.cases) else {}
+    cases = len(plan.cases) + len(plan.reference_cases)
+    return {k: mean(s) for k, s in seconds.items()} if len(seconds) == cases else {}
 
 
 def _diff(options: Any) -> int:
@@ -171,7 +179,9 @@ def _diff(options: Any) -> int:
         differences = [plan.compare(first, second, levels) for levels in study.level_sets]
     else:
         differences = plan.differences()
-    say(difference_text(study, differences))
+    say(difference_text(differences))
+    if study.references and not options.arms:
+        say(reference_text(plan.reference_differences()))
     plan.check(differences)
     return 0
 
@@ -184,11 +194,8 @@ def _run(options: Any) -> int:
         options.jobs, options.threads, options.tracker, options.project, options.amend
     )
     engine = Engine(study, folder, settings)
-    try:
+    with _resumable():
         results = engine.run()
-    except KeyboardInterrupt:
-        again = shlex.join(["isoattn", *sys.argv[1:]])
-        raise UserError(f"stopped; what is done is kept. Go on with: {again}", 130) from None
     paths = _write(study, results, folder)
     if engine.tracker.startswith("wandb"):
         from isoattn.ablate.publish import publish
@@ -198,11 +205,35 @@ def _run(options: Any) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def _resumable() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        again = shlex.join(["isoattn", *sys.argv[1:]])
+        raise UserError(f"stopped; what is done is kept. Go on with: {again}", 130) from None
+
+
+def _cost(options: Any) -> int:
+    study, folder = _load(options)
+    _refuse_changed(options, study, folder)
+    with _resumable():
+        return run_cost(study, folder, options.sizes)
+
+
 def _report(options: Any) -> int:
     study, folder = _load(options)
     registered = registered_study(folder)
     if registered is None:
         raise UserError(f"{folder} holds no study yet: isoattn ablate run {options.study}")
+    _refuse_changed(options, study, folder)
+    results = load_results(registered, folder)
+    print_results(registered, results, _write(registered, results, folder))
+    return 0
+
+
+def _refuse_changed(options: Any, study: Study, folder: Path) -> None:
+    """A folder takes one study only; its costs and its report are of that one."""
     changes = study_changes(folder, study)
     if changes:
         raise UserError(
@@ -211,9 +242,6 @@ def _report(options: Any) -> int:
             + f"\nisoattn ablate report {folder} reports what was registered; "
             "isoattn ablate run ... --amend goes on with the changed one."
         )
-    results = load_results(registered, folder)
-    print_results(registered, results, _write(registered, results, folder))
-    return 0
 
 
 def _write(study: Study, results: StudyResults, folder: Path) -> ReportPaths:

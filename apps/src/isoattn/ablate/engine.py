@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from isoattn.ablate.cells import Cell, read_record, write_cell
+from isoattn.ablate.differences import difference_text, reference_text
 from isoattn.ablate.domain import StudyApp, study_app
 from isoattn.ablate.folder import locked, read_part, register
 from isoattn.ablate.gate import gate_failures
-from isoattn.ablate.plan import Plan, difference_text
+from isoattn.ablate.plan import Plan
 from isoattn.ablate.pool import Job, run_jobs
 from isoattn.ablate.progress import Speaker
 from isoattn.ablate.records import CellResult, StudyResults
@@ -81,13 +82,14 @@ class Engine:
             remove_partial_files(leftovers)
         differences = self.plan.differences()
         self.plan.check(differences)
-        write_atomic(
-            self.folder / "differences.txt", difference_text(self.study, differences) + "\n"
-        )
+        beside = reference_text(self.plan.reference_differences())
+        text = "\n".join(filter(None, (difference_text(differences), beside)))
+        write_atomic(self.folder / "differences.txt", text + "\n")
         self._gate()
         rates, search = self._search()
-        cells = self.plan.confirm_cells(search, rates)
-        self._run(cells, "confirm")
+        write_json(self.folder / "rates.json", list(rates))
+        self._run(self.plan.confirm_cells(search, rates), "confirm")
+        self._references()
         self._baselines()
         self._costs()
         return self.results()
@@ -120,20 +122,38 @@ class Engine:
         for line in failures:
             self.speaker.say(f"  {line}")
 
-    def _search(self) -> tuple[tuple[float, ...], list[CellResult]]:
-        rates = tuple(self.study.search.values)
-        search = self._run(self.plan.search_cells(rates), "search")
-        for _ in range(self.study.search.extend if search else 0):
-            sides = edges(self.study, search, rates)
+    def _search(self, reference: str | None = None) -> tuple[tuple[float, ...], list[CellResult]]:
+        """The grid as it was run in the end, and its cells: of all arms, or of one reference."""
+        study = self.study if reference is None else self.study.of_reference(reference)
+        phase, whom = (
+            ("search", "all arms") if reference is None else (f"{reference}, search", reference)
+        )
+        rates = tuple(study.search.values)
+        search = self._run(self.plan.search_cells(rates, reference), phase)
+        for _ in range(study.search.extend if search else 0):
+            sides = edges(study, search, rates)
             if not sides:
                 break
             added = next_rates(rates, sides)
             numbers = ", ".join(f"{rate:g}" for rate in added)
-            self.speaker.say(f"best rate at the edge of the grid: adding {numbers} for all arms")
+            self.speaker.say(f"best rate at the edge of the grid: adding {numbers} for {whom}")
             rates = tuple(sorted({*rates, *added}))
-            search = self._run(self.plan.search_cells(rates), "search, extended")
-        write_json(self.folder / "rates.json", list(rates))
+            search = self._run(self.plan.search_cells(rates, reference), f"{phase}, extended")
         return rates, search
+
+    def _references(self) -> None:
+        """After the arms: each reference its own search, then all of their confirmation runs."""
+        if not self.study.references:
+            return
+        found = {name: self._search(name) for name in self.study.references}
+        grids = {name: list(rates) for name, (rates, _) in found.items()}
+        write_json(self.folder / "reference_rates.json", grids)
+        cells = [
+            cell
+            for name, (rates, search) in found.items()
+            for cell in self.plan.confirm_cells(search, rates, name)
+        ]
+        self._run(cells, "references, confirm")
 
     def _run(self, cells: Sequence[Cell], phase: str) -> list[CellResult]:
         jobs = []
@@ -141,7 +161,7 @@ class Engine:
             folder = self.cell_folder(cell)
             write_cell(cell, folder)
             options = (*self._options(), *self._identity(cell))
-            jobs.append(Job(folder, self.study.app, self.study.controls, options))
+            jobs.append(Job(folder, self.study.app, self._unasked, options))
         done = {job.folder for job in jobs if read_record(job.folder) is not None}
         results: list[CellResult] = []
         with self.speaker.progress(phase, len(cells), len(done)) as advance:
@@ -153,6 +173,11 @@ class Engine:
 
             run_jobs(jobs, self.settings.jobs, self.settings.threads, on_result)
         return results
+
+    @property
+    def _unasked(self) -> tuple[str, ...]:
+        """Arms and references of which it is not asked whether their attention is used."""
+        return (*self.study.controls, *self.study.references)
 
     def _options(self) -> list[str]:
         return [
@@ -166,9 +191,10 @@ class Engine:
 
     def _identity(self, cell: Cell) -> list[str]:
         """Id and tags of a cell in the tracker; the id is the same after a restart."""
+        beside = ["reference"] if cell.arm in self.study.references else []
         return [
             f"--wandb.id={tracker_id(self.group, cell.id)}",
-            f"--wandb.tags={json.dumps([cell.arm, cell.stage])}",
+            f"--wandb.tags={json.dumps([cell.arm, cell.stage, *beside])}",
         ]
 
     def _baselines(self) -> None:
@@ -178,7 +204,14 @@ class Engine:
     def _costs(self) -> None:
         def measure() -> list[dict[str, Any]]:
             self.speaker.say("measuring cost, arms interleaved")
-            return [asdict(cost) for cost in self.app.costs(self.plan.cases)]
+            try:
+                found = self.app.costs([*self.plan.cases, *self.plan.reference_cases])
+            except RuntimeError as error:
+                if not self.study.references:
+                    raise
+                self.speaker.say(f"cost of references not measured: {error}", "yellow")
+                found = self.app.costs(self.plan.cases)
+            return [asdict(cost) for cost in found]
 
         try:
             self._once("costs.json", as_costs, measure)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from isoattn.ablate.differences import config_differences
 from isoattn.ablate.errors import StudyError
-from isoattn.ablate.plan import Plan, config_differences
+from isoattn.ablate.plan import Plan
 from isoattn.ablate.study import Study, study_from_dict
 from isoattn.apps.base.files import write_json
 from isoattn.apps.base.run_folder import environment
@@ -20,7 +21,7 @@ from isoattn.apps.base.run_folder import environment
 T = TypeVar("T")
 
 REGISTERED = "registered.json"
-COMPUTED = ("gate.json", "rates.json", "baselines.json", "costs.json")
+COMPUTED = ("gate.json", "rates.json", "reference_rates.json", "baselines.json", "costs.json")
 """What a run works out besides the cells, and works out anew where it is missing."""
 
 

@@ -68,10 +68,12 @@ class Speaker:
 
 def cell_line(result: CellResult) -> str:
     """A cell that is over, in a line."""
+    swapped = tuple(f"@{arm}" for arm in result.swapped)
     metrics = "  ".join(
         f"{name} {value:.4f}"
         for name, value in result.metrics.items()
         if name.count("/") == 1 and "balanced" not in name and "loss" not in name
+        if not name.endswith(swapped)
     )
     error = " ".join(result.error.split())
     status = metrics if result.status == "done" else f"{result.status}: {error[:80]}"

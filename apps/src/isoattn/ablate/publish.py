@@ -10,7 +10,7 @@ from pathlib import Path
 
 from isoattn.ablate.engine import Engine, tracker_id
 from isoattn.ablate.report import ReportPaths
-from isoattn.ablate.summary import final_table, summarise
+from isoattn.ablate.summary import final_table, reference_table, summarise
 
 
 def publish(engine: Engine, paths: ReportPaths) -> None:
@@ -49,8 +49,12 @@ def _publish(engine: Engine, paths: ReportPaths) -> None:
             columns: list[str | int] = [*rows[0]]
             data = [[str(value) for value in row.values()] for row in rows]
             run.log({"results": wandb.Table(columns=columns, data=data)})
+        if beside := reference_table(summary):
+            columns = [*beside[0]]
+            data = [[*row.values()] for row in beside]
+            run.log({"references": wandb.Table(columns=columns, data=data)})
         run.summary["verdict"] = summary["verdict"]
-        run.summary["cells"] = len(results.cells)
+        run.summary["cells"] = len(results.cells) + len(results.references)
         artifact = wandb.Artifact(f"{study.name}-{study.preset}-report", type="report")
         for path in (paths.html, paths.markdown, paths.csv, paths.json):
             artifact.add_file(str(path), name=Path(path).name)

@@ -33,6 +33,8 @@ class CellResult:
         predictions: npz with ``index``, ``label``, ``predicted`` of the test items, or None.
         error: last line of the error of a diverged or failed cell.
         folder: the run folder.
+        swapped: arm -> ``{class_path, init_args}`` of each attention that was put in place of its
+            own at test time; scored as ``test/accuracy@ARM``.
     """
 
     cell: str
@@ -54,6 +56,11 @@ class CellResult:
     predictions: Path | None = None
     error: str = ""
     folder: Path | None = None
+    swapped: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def scored_with(self, metric: str, arm: str) -> float | None:
+        """The test metric with another arm's attention in place, None where it has none."""
+        return self.metrics.get(f"test/{metric}@{arm}") if arm in self.swapped else None
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ class StudyResults:
     """All that a report is made of.
 
     Args:
-        cells: every cell, whatever its status.
+        cells: every cell of an arm, whatever its status.
         costs: cost table, may be empty.
         baselines: simple references of the domain, name -> test score (``1-NN on pixels``: 0.934).
         environment: versions, device, threads, commit, command.
@@ -98,6 +105,8 @@ class StudyResults:
         rates_tried: the learning rates run, including extensions of the grid.
         unfinished: cells that are planned and not yet there.
         gate_failures: conformance laws that failed, per arm (P4).
+        references: every cell of a reference; apart, since nothing that is judged may read them.
+        reference_rates: reference -> the learning rates run for it.
     """
 
     cells: list[CellResult]
@@ -108,3 +117,5 @@ class StudyResults:
     rates_tried: tuple[float, ...] = ()
     unfinished: int = 0
     gate_failures: list[str] = field(default_factory=list)
+    references: list[CellResult] = field(default_factory=list)
+    reference_rates: dict[str, tuple[float, ...]] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ def load_results(study: Study, folder: Path, plan: Plan | None = None) -> StudyR
     registered = registration(folder) or {}
     rates = read_part(folder / "rates.json", as_rates) or tuple(study.search.values)
     plan = plan or Plan(study, study_app(study.app))
-    found, unfinished = _records(folder, plan.search_cells(rates))
-    if unfinished == 0:
-        confirm, missing = _records(folder, plan.confirm_cells(found, rates))
-        found, unfinished = found + confirm, unfinished + missing
-    else:
-        unfinished += plan.count()[1]
+    found, unfinished = _cells(folder, plan, rates)
+    reference_rates = read_part(folder / "reference_rates.json", as_reference_rates) or {}
+    references = []
+    for name in study.references:
+        grid = reference_rates.setdefault(name, tuple(study.search.values))
+        cells, missing = _cells(folder, plan, grid, name)
+        references += cells
+        unfinished += missing
     return StudyResults(
         cells=found,
         costs=read_part(folder / "costs.json", as_costs) or [],
@@ -45,6 +48,8 @@ def load_results(study: Study, folder: Path, plan: Plan | None = None) -> StudyR
         rates_tried=rates,
         unfinished=unfinished,
         gate_failures=read_part(folder / "gate.json", as_lines) or [],
+        references=references,
+        reference_rates={name: reference_rates[name] for name in study.references},
     )
 
 
@@ -53,6 +58,11 @@ def as_rates(data: Any) -> tuple[float, ...]:
     if not isinstance(data, list) or not data:
         raise TypeError("not a list of rates")
     return tuple(float(rate) for rate in data)
+
+
+def as_reference_rates(data: Any) -> dict[str, tuple[float, ...]]:
+    """``reference_rates.json``."""
+    return {name: as_rates(rates) for name, rates in data.items()}
 
 
 def as_costs(data: Any) -> list[ArmCost]:
@@ -72,7 +82,28 @@ def as_lines(data: Any) -> list[str]:
     return data
 
 
+def _cells(
+    folder: Path, plan: Plan, rates: tuple[float, ...], reference: str | None = None
+) -> tuple[list[CellResult], int]:
+    """The cells there are of all arms, or of a reference, and how many are still to come."""
+    found, unfinished = _records(folder, plan.search_cells(rates, reference))
+    if unfinished:
+        return found, unfinished + plan.count(reference)[1]
+    confirm, missing = _records(folder, plan.confirm_cells(found, rates, reference))
+    return found + confirm, missing
+
+
 def _records(folder: Path, cells: Sequence[Cell]) -> tuple[list[CellResult], int]:
-    records = [read_record(folder / "cells" / cell.id) for cell in cells]
-    found = [record for record in records if record is not None]
+    records = [(cell, read_record(folder / "cells" / cell.id)) for cell in cells]
+    found = [_of_today(record, cell) for cell, record in records if record is not None]
     return found, len(records) - len(found)
+
+
+def _of_today(record: CellResult, cell: Cell) -> CellResult:
+    """Without the scores of swaps that the study has defined otherwise since."""
+    kept = {arm: spec for arm, spec in record.swapped.items() if cell.swaps.get(arm) == spec}
+    if kept == record.swapped:
+        return record
+    gone = tuple(f"@{arm}" for arm in record.swapped.keys() - kept.keys())
+    metrics = {name: value for name, value in record.metrics.items() if not name.endswith(gone)}
+    return replace(record, metrics=metrics, swapped=kept)

@@ -198,7 +198,19 @@ def scorer(study: Study, cells: Iterable[CellResult]) -> Score:
 
 def pair_up(study: Study, runs: Runs, score: Score, arm: str, level: str) -> Pairing:
     """Match an arm's runs with the baseline's by seed and void what is not a pair."""
-    variants, baselines = runs.get((arm, level), {}), runs.get((study.baseline, level), {})
+    return match(
+        study, runs.get((arm, level), {}), runs.get((study.baseline, level), {}), score, void_reason
+    )
+
+
+def match(
+    study: Study,
+    variants: Mapping[int, CellResult],
+    baselines: Mapping[int, CellResult],
+    score: Score,
+    void: Callable[[CellResult, CellResult], str | None],
+) -> Pairing:
+    """Match two sets of runs by seed; ``void`` says why two runs are no pair."""
     name = f"test/{study.metric.name}"
     pairing = Pairing({}, {}, {}, (), ())
     missing, diverged, both = [], [], []
@@ -210,7 +222,7 @@ def pair_up(study: Study, runs: Runs, score: Score, arm: str, level: str) -> Pai
         variant, baseline = map(score, pair)
         if variant is None or baseline is None:
             continue  # Failed: listed elsewhere, blocks the verdict.
-        if reason := void_reason(*pair):
+        if reason := void(*pair):
             pairing.void[seed] = reason
             continue
         pairing.variant[seed], pairing.baseline[seed] = variant, baseline
@@ -231,22 +243,33 @@ def void_reason(variant: CellResult, baseline: CellResult) -> str | None:
 
     A diverged run is compared as far as it came: to void it would be a way to drop it.
     """
-    cut_short = "diverged" in (variant.status, baseline.status)
+    cut_short = _cut_short(variant, baseline)
     if variant.init_hash != baseline.init_hash and not (
         cut_short and not (variant.init_hash and baseline.init_hash)
     ):
         return "initial weights differ"
+    if not cut_short and not (variant.init_hash and variant.batch_hashes):
+        return "no hashes of initial weights and batches were recorded"
+    return other_batches(variant, baseline)
+
+
+def other_batches(variant: CellResult, baseline: CellResult) -> str | None:
+    """Why two runs did not see the same batches: all that two networks can have in common."""
     one, two = variant.batch_hashes, baseline.batch_hashes
     for epoch, (a, b) in enumerate(zip(one, two, strict=False)):
         if a != b:
             return f"batches differ from epoch {epoch} on"
-    if cut_short:
+    if _cut_short(variant, baseline):
         return None
-    if not variant.init_hash or not one:
-        return "no hashes of initial weights and batches were recorded"
+    if not one:
+        return "no hashes of batches were recorded"
     if len(one) != len(two):
         return f"{len(one)} and {len(two)} epochs of batches"
     return None
+
+
+def _cut_short(variant: CellResult, baseline: CellResult) -> bool:
+    return "diverged" in (variant.status, baseline.status)
 
 
 def worst_result(metric: Metric, finished: Iterable[float]) -> float:

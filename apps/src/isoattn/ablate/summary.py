@@ -25,6 +25,16 @@ from isoattn.ablate.report.wording import (
     rate_text,
     study_sentence,
 )
+from isoattn.ablate.rows import (
+    cell_row,
+    choice_row,
+    compared_row,
+    known_rate,
+    reference_rows,
+    swap_rows,
+    t_row,
+    usage_row,
+)
 from isoattn.ablate.selection import (
     ArmLevel,
     Choice,
@@ -34,9 +44,9 @@ from isoattn.ablate.selection import (
     is_diverged,
     scorer,
 )
-from isoattn.ablate.statistics import PairedT, paired_t
+from isoattn.ablate.statistics import paired_t
 from isoattn.ablate.study import Metric, Study, level_name
-from isoattn.ablate.verdict import MINIMUM_PAIRS, Comparison, Usage, Verdicts, judge
+from isoattn.ablate.verdict import MINIMUM_PAIRS, Verdicts, judge
 
 Data = dict[str, Any]
 
@@ -61,21 +71,23 @@ def summarise(study: Study, results: StudyResults) -> Data:
             "level_verdicts": {lv: level_sentence(study, by_level[lv]) for lv in levels},
             "rates": rate_sentence(study),
             "results": rows,
-            "search": [_choice(choice) for choice in choices.values()],
+            "references": reference_rows(study, results, runs),
+            "search": [choice_row(choice) for choice in choices.values()],
             "curves": _curves(study, cells, choices, runs),
-            "usage": [_usage(usage) for usage in verdicts.usages],
+            "usage": [usage_row(usage) for usage in verdicts.usages],
+            "swaps": swap_rows(study, runs),
             "gauges": [
-                {"arm": g.arm, "level": g.level, "without": g.without, **_t(g.t)}
+                {"arm": g.arm, "level": g.level, "without": g.without, **vars(g.t)}
                 for g in verdicts.gauges
             ],
             "interactions": [
-                {"arm": i.arm, "factor": i.factor, "from": i.start, "to": i.to, **_t(i.t)}
+                {"arm": i.arm, "factor": i.factor, "from": i.start, "to": i.to, **vars(i.t)}
                 for i in verdicts.interactions
             ],
             "self_checks": [
                 {
                     **{"level": s.level, "kind": s.kind, "arm": s.arm, "rejects": s.rejects},
-                    **{"largest": s.largest, "t": None if s.t is None else _t(s.t)},
+                    **{"largest": s.largest, "t": t_row(s.t)},
                 }
                 for s in verdicts.self_checks
             ],
@@ -119,6 +131,32 @@ def final_table(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     return table
 
 
+def reference_table(summary: Mapping[str, Any]) -> list[dict[str, str]]:
+    """What stands beside the table of the arms, a row per level set and reference."""
+    scale = scale_of(summary)
+    table = []
+    for row in summary["references"]:
+        d = row["difference"] or {}
+        failed = f" ({len(row['failed'])} failed)" if row["failed"] else ""
+        table.append(
+            {
+                "levels": row["level"],
+                "reference": row["arm"],
+                "rate": rate_text(row["rate"]),
+                "runs": str(row["n"])
+                + (f" ({k} diverged)" if (k := len(row["diverged"])) else "")
+                + failed,
+                scale.unit: scale.value(row["mean"]),
+                "SD": scale.value(row["sd"]),
+                "difference": scale.signed(d.get("mean")),
+                "95 % interval": scale.interval(d.get("low"), d.get("high")),
+                "pairs": str(d["n"]) if d else "–",
+                "parameters": "–" if row["parameters"] is None else f"{row['parameters']:,}",
+            }
+        )
+    return table
+
+
 def timing_table(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     """Training seconds per level set and arm: what two runs of one study need not agree on."""
     return [
@@ -138,13 +176,14 @@ def scale_of(summary: Mapping[str, Any]) -> Scale:
 
 
 def _status(study: Study, results: StudyResults, verdicts: Verdicts) -> Data:
-    done = [cell for cell in results.cells if cell.status in ("done", "diverged")]
+    cells = [*results.cells, *results.references]
+    done = [cell for cell in cells if cell.status in ("done", "diverged")]
+    planned = len(cells) + results.unfinished
     warnings = []
     if not study.claim:
         warnings.append(f"{study.preset}: no claim")
     if results.unfinished:
-        planned = len(results.cells) + results.unfinished
-        warnings.append(f"unfinished: {len(results.cells)} of {planned} cells")
+        warnings.append(f"unfinished: {len(cells)} of {planned} cells")
     seeds = len(study.confirm_seeds)
     if seeds < MINIMUM_PAIRS:
         warnings.append(f"{seeds} confirmation seed{'s' if seeds > 1 else ''}: exploratory")
@@ -158,8 +197,8 @@ def _status(study: Study, results: StudyResults, verdicts: Verdicts) -> Data:
         )
     return {
         "finished": len(done),
-        "present": len(results.cells),
-        "planned": len(results.cells) + results.unfinished,
+        "present": len(cells),
+        "planned": planned,
         "unfinished": results.unfinished,
         "registered": not results.deviations,
         "warnings": warnings,
@@ -188,85 +227,16 @@ def _result_rows(
                     "level": key[1],
                     "levels": levels,
                     "arm": arm,
-                    "rate": _known_rate(study, choices[key]),
+                    "rate": known_rate(study, choices[key]),
                     "n": len(values),
                     "mean": t.mean if t else None,
                     "sd": t.sd if t else None,
                     "values": values,
                     "diverged": [s for s, cell in mine.items() if is_diverged(cell, name)],
-                    **_compared(compared.get(key)),
+                    **compared_row(compared.get(key)),
                 }
             )
     return rows
-
-
-def _known_rate(study: Study, choice: Choice) -> float | None:
-    """The arm's rate, None while its search has no result."""
-    return choice.rate if choice.score is not None or len(study.search.values) == 1 else None
-
-
-def _compared(row: Comparison | None) -> Data:
-    if row is None:
-        return {
-            **dict.fromkeys(("difference", "p_sign_flip", "p_sign_flip_smallest", "p_holm")),
-            **dict.fromkeys(("equivalence", "effect", "fresh_seed", "differences")),
-            **{"role": "baseline", "verdict": "baseline", "reasons": [], "void": {}, "missing": []},
-        }
-    flip, equal = row.sign_flip, row.equivalence
-    return {
-        "role": row.role,
-        "verdict": row.word,
-        "reasons": list(row.reasons),
-        "difference": None if row.t is None else _t(row.t),
-        "differences": row.pairing.differences,
-        "p_sign_flip": flip.p if flip else None,
-        "p_sign_flip_smallest": flip.smallest if flip else None,
-        "p_holm": row.holm,
-        "equivalence": None if equal is None else {**vars(equal), "p_holm": row.equivalence_holm},
-        "effect": row.effect,
-        "fresh_seed": row.fresh_seed,
-        "void": row.pairing.void,
-        "missing": list(row.pairing.missing),
-    }
-
-
-def _t(t: PairedT) -> Data:
-    return dict(vars(t))
-
-
-def _choice(choice: Choice) -> Data:
-    return {
-        "arm": choice.arm,
-        "level": choice.level,
-        "rate": choice.rate,
-        "score": choice.score,
-        "edge": choice.edge,
-        "flat": choice.flat,
-        "window": list(choice.window),
-        "window_decades": choice.window_decades,
-        "shared_rate": choice.shared_rate,
-        "shared_score": choice.shared_score,
-        "curve": [
-            {
-                **{"rate": p.rate, "mean": p.mean, "values": p.values},
-                **{"diverged": list(p.diverged), "failed": list(p.failed)},
-            }
-            for p in choice.curve
-        ],
-    }
-
-
-def _usage(usage: Usage) -> Data:
-    own = list(usage.own.values())
-    swapped = list(usage.replaced.values())
-    return {
-        **{"arm": usage.arm, "level": usage.level, "state": usage.state, "reason": usage.reason},
-        "replaced_by": usage.replaced_by,
-        "own": math.fsum(own) / len(own) if own else None,
-        "replaced": math.fsum(swapped) / len(swapped) if swapped else None,
-        "spread": usage.spread,
-        "drop": None if usage.drop is None else _t(usage.drop),
-    }
 
 
 def _curves(
@@ -321,18 +291,11 @@ def _troubles(
 ) -> Data:
     name = f"test/{study.metric.name}"
 
-    def line(cell: CellResult) -> Data:
-        return {
-            **{"cell": cell.cell, "arm": cell.arm, "level": level_name(cell.levels)},
-            **{"rate": cell.learning_rate, "seed": cell.seed, "stage": cell.stage},
-            **{"attempts": cell.attempts, "error": cell.error},
-        }
-
     return {
-        "failed": [line(cell) for cell in cells if cell.status == "failed"],
-        "diverged": [line(cell) for cell in cells if is_diverged(cell, name)],
+        "failed": [cell_row(cell) for cell in cells if cell.status == "failed"],
+        "diverged": [cell_row(cell) for cell in cells if is_diverged(cell, name)],
         "other_rate": [
-            line(cell)
+            cell_row(cell)
             for cell in cells
             if cell.stage == "confirm"
             and (choice := choices.get((cell.arm, level_name(cell.levels)))) is not None

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from isoattn.ablate.plan import Difference, Plan, difference_text
+from isoattn.ablate.differences import Difference, difference_text, reference_text
+from isoattn.ablate.plan import Plan
 from isoattn.ablate.records import StudyResults
 from isoattn.ablate.selection import ArmLevel
 from isoattn.ablate.study import Study, level_name
@@ -23,8 +24,10 @@ def say(text: str = "") -> None:
     Console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def print_plan(plan: Plan, differences: list[Difference], folder: Path) -> None:
-    """The arms with their cells, and what they change."""
+def print_plan(
+    plan: Plan, differences: list[Difference], beside: list[Difference], folder: Path
+) -> None:
+    """The arms and references with their cells, and what they change."""
     study = plan.study
     Console().print(Text(study.title, style="bold"))
     Console().print(Text(study.question + "\n"))
@@ -35,12 +38,13 @@ def print_plan(plan: Plan, differences: list[Difference], folder: Path) -> None:
     for column in ("arm", *study.factors, "search", "confirm", "parameters"):
         table.add_column(Text(column))
     rates = len(study.search.values) if search else 0
-    parameters = {(d.arm, d.level): d.parameters[1] for d in differences}
+    parameters = {(d.arm, d.level): d.parameters[1] for d in (*differences, *beside)}
     base = {d.level: d.parameters[0] for d in differences}
-    for arm, levels, _ in plan.cases:
+    roles = {study.baseline: " (baseline)", **dict.fromkeys(study.references, " (reference)")}
+    for arm, levels, _ in (*plan.cases, *plan.reference_cases):
         count = parameters.get((arm, level_name(levels)), base[level_name(levels)])
         cells = [
-            arm + (" (baseline)" if arm == study.baseline else ""),
+            arm + roles.get(arm, ""),
             *levels.values(),
             f"{rates} rates x {len(study.search.seeds)} seeds" if rates else "-",
             f"{len(study.confirm_seeds)} seeds",
@@ -48,12 +52,18 @@ def print_plan(plan: Plan, differences: list[Difference], folder: Path) -> None:
         ]
         table.add_row(*map(Text, cells))
     Console().print(table)
-    say(difference_text(study, differences))
+    say(difference_text(differences))
+    if beside:
+        say(reference_text(beside))
     say(f"\n{search} search cells, {confirm} confirmation cells -> {folder}")
+    if beside:
+        counts = [plan.count(name) for name in study.references]
+        more = [sum(each) for each in zip(*counts, strict=True)]
+        say(f"and of references {more[0]} search cells, {more[1]} confirmation cells")
 
 
 def print_estimate(plan: Plan, seconds: Mapping[ArmLevel, float], source: str) -> None:
-    """Core time of the whole study, from the seconds a run of each arm takes."""
+    """Core time of the whole study, from the seconds a run of each arm and reference takes."""
     search, confirm = plan.count()
     each = (search + confirm) / len(plan.cases)
     total = sum(seconds.values()) * each
@@ -68,7 +78,7 @@ def print_estimate(plan: Plan, seconds: Mapping[ArmLevel, float], source: str) -
 
 def print_results(study: Study, results: StudyResults, paths: Any) -> None:
     """The final table, the sentence, the files."""
-    from isoattn.ablate.summary import final_table, summarise
+    from isoattn.ablate.summary import final_table, reference_table, summarise
 
     summary = summarise(study, results)
     # A pipe or a file has no width of its own; rich would assume 80 columns.
@@ -79,19 +89,29 @@ def print_results(study: Study, results: StudyResults, paths: Any) -> None:
         hidden = {"SD", "pairs", "p Holm"} | (set() if study.factors else {"levels"})
         if console.width < 100:
             hidden |= {"95 % interval", "runs"}
-        table = Table(
-            title=Text(study.title),
-            title_justify="left",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-            collapse_padding=True,
-        )
-        for column in rows[0]:
-            if column not in hidden:
-                table.add_column(Text(column), no_wrap=True)
         for row in rows:
             row["arm"] = row["arm"].removesuffix(" (baseline)")  # the verdict says it
-            table.add_row(*(Text(str(v)) for column, v in row.items() if column not in hidden))
-        console.print(table)
+        _print_table(console, study.title, rows, hidden)
+        if beside := reference_table(summary):
+            title = f"Beside, not judged: another network; difference to {study.baseline}"
+            _print_table(console, title, beside, hidden)
     console.print(Text(f"\n{summary['verdict']}"))
     say(f"\nreport: {paths.html}\n        {paths.markdown}")
+
+
+def _print_table(
+    console: Console, title: str, rows: list[dict[str, str]], hidden: set[str]
+) -> None:
+    table = Table(
+        title=Text(title),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for column in rows[0]:
+        if column not in hidden:
+            table.add_column(Text(column), no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(str(v)) for column, v in row.items() if column not in hidden))
+    console.print(table)

@@ -116,7 +116,11 @@ def _train_and_record(
         outcome["seconds"] = 0.0  # of the last part only: the time of the whole is not known
     if status == 0:
         scores = app.score(
-            built, folder, test=plan["stage"] == "confirm", control=plan["arm"] in controls
+            built,
+            folder,
+            test=plan["stage"] == "confirm",
+            control=plan["arm"] in controls,
+            swaps=plan.get("swaps", {}),
         )
         write_record(_record(plan, outcome, folder, "done", scores), folder)
     elif outcome.get("status") == "diverged":
@@ -145,8 +149,11 @@ def _record(
     scores: Scores | None,
 ) -> CellResult:
     metrics = scores.metrics if scores else {}
+    swapped = plan.get("swaps", {}) if scores and plan["stage"] == "confirm" else {}
+    marks = tuple(f"@{arm}" for arm in swapped)
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    lost = sorted(metrics.keys() - finite.keys())
+    # With an attention it was not trained with a network may score anything: no fault of the run.
+    lost = sorted(n for n in metrics.keys() - finite.keys() if not n.endswith(marks))
     if lost:  # A run can end with finite weights and a metric that is not.
         outcome = {**outcome, "error": f"not finite: {', '.join(lost)}"}
     return CellResult(
@@ -169,6 +176,7 @@ def _record(
         predictions=scores.predictions if scores else None,
         error=outcome.get("error", ""),
         folder=folder,
+        swapped=swapped,
     )
 
 

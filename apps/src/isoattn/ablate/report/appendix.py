@@ -8,7 +8,14 @@ from typing import Any
 from isoattn.ablate.report import curves
 from isoattn.ablate.report.blocks import Block, Bullets, Chart, Heading, Listing, Text, table
 from isoattn.ablate.report.sections import group_of, place_of, places_of
-from isoattn.ablate.report.wording import NONE, Scale, level_text, p_text, rate_text
+from isoattn.ablate.report.wording import (
+    NONE,
+    Scale,
+    count_text,
+    level_text,
+    p_text,
+    rate_text,
+)
 
 Data = Mapping[str, Any]
 
@@ -158,7 +165,7 @@ def _cost_table(summary: Data, scale: Scale) -> Block:
             (
                 group_of(c),
                 [
-                    *(name, _big(c["forward_flops"]), _big(c["attention_flops"])),
+                    *(name, count_text(c["forward_flops"]), count_text(c["attention_flops"])),
                     *(f"{c['step_ms']:.1f}", f"{c['step_ms_iqr']:.1f}", f"{c['forward_ms']:.1f}"),
                     *(f"{c['peak_mib']:.0f}", scale.value(c["score"])),
                     ", ".join(c["dominated_by"]) or NONE,
@@ -263,10 +270,3 @@ def _flat(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return str(value)
-
-
-def _big(count: int) -> str:
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return str(count)

@@ -54,6 +54,7 @@ def costs(study: Study, results: StudyResults, rows: Sequence[Data]) -> list[Dat
             "score": score.get((cost.arm, level_name(cost.levels))),
         }
         for cost in results.costs
+        if cost.arm not in study.references
     ]
     table.sort(key=lambda c: (levels.get(c["level"], 99), order.get(c["arm"], 99), c["note"]))
     for cost in table:

@@ -46,7 +46,7 @@ def cells_csv(study: Study, cells: Iterable[CellResult]) -> str:
 
 def in_study_order(study: Study, cells: Iterable[CellResult]) -> list[CellResult]:
     """Cells by stage, level set, arm, rate and seed: the order in which they came plays no part."""
-    arms = {arm: i for i, arm in enumerate(study.arms)}
+    arms = {arm: i for i, arm in enumerate([*study.arms, *study.references])}
     ranks = {f: {lv: i for i, lv in enumerate(levels)} for f, levels in study.factors.items()}
 
     def rank(cell: CellResult) -> Sequence[object]:

@@ -118,6 +118,16 @@ def plain_number(value: float | None, decimals: int) -> str:
     return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
 
 
+def count_text(count: int | None) -> str:
+    """``4.43 M``."""
+    if count is None:
+        return NONE
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)
+
+
 def rate_text(rate: float | None) -> str:
     """``3e-3``."""
     if rate is None:
