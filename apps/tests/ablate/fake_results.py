@@ -75,10 +75,15 @@ def make_cell(
         for e in range(epochs)
     ]
     metrics = {f"val/{name}": round(value, 4)}
+    others = [other for other in study.swaps if other != arm and arm in study.arms]
     if stage == "confirm":
         metrics[f"test/{name}"] = round(value - 0.004, 4)
         drop = 0.003 * float(random.normal()) if helped or peak < 0.5 else peak - UNMIXED
         metrics[f"test/{name}_replaced"] = round(float(value - 0.004 - drop), 4)
+        # The more unlike the other attention, the more is lost.
+        apart = {other: abs(skills.get(other, 0.9) - skills.get(arm, 0.9)) for other in others}
+        for other, loss in apart.items():
+            metrics[f"test/{name}@{other}"] = round(value - 0.004 - loss, 4)
     return CellResult(
         cell=f"{arm.lower()}-{level_name(levels)}-{rate:g}-s{seed}-{_hash(key)}",
         arm=arm,
@@ -91,11 +96,12 @@ def make_cell(
         replaced_by="Identity" if arm == "CrossCovariance" else "Mean",
         curve=curve,
         batch_hashes=[_hash(f"{seed}-{e}") for e in range(epochs)],
-        init_hash=_hash(f"init-{seed}-{level_name(levels)}"),
+        init_hash=_hash(f"init-{seed}-{level_name(levels)}" + ("" if arm in study.arms else arm)),
         parameters=161_290 + (12 if arm == "CrossCovariance" else 0),
         attention_parameters=12 if arm == "CrossCovariance" else 0,
         seconds=50.0 + 8 * len(arm) + seed,
         predictions=None if folder is None else _predictions(folder, key, metrics, name),
+        swapped={other: study.arms[other] for other in others} if stage == "confirm" else {},
     )
 
 
@@ -106,7 +112,7 @@ def make_results(
     skill: dict[str, float] | None = None,
     spoil: Callable[[CellResult], CellResult] = lambda cell: cell,
 ) -> StudyResults:
-    """A complete study: search, confirmation at each arm's best rate, costs, a baseline.
+    """A complete study: search, confirmation at each arm's best rate, costs, references, baselines.
 
     ``spoil`` changes cells as they are made, before the rates are chosen.
     """
@@ -129,7 +135,12 @@ def make_results(
                 confirmed.append(spoil(cell))
     return StudyResults(
         cells=searched + confirmed,
-        costs=[_cost(arm, levels) for levels in study.level_sets for arm in study.arms],
+        costs=[
+            _cost(name, levels)
+            for own in (study, *map(study.of_reference, study.references))
+            for levels in own.level_sets
+            for name in own.arms
+        ],
         baselines={"1-NN on pixels": 0.934, "majority class": 0.1},
         environment={
             "isoattn": "0.1.0",
@@ -140,7 +151,35 @@ def make_results(
             "command": "isoattn ablate run rows.yaml --preset full",
         },
         rates_tried=study.search.values,
+        references=[
+            cell for name in study.references for cell in _reference(study, name, skill, spoil)
+        ],
+        reference_rates=dict.fromkeys(study.references, study.search.values),
     )
+
+
+def _reference(
+    study: Study,
+    name: str,
+    skill: dict[str, float] | None,
+    spoil: Callable[[CellResult], CellResult],
+) -> list[CellResult]:
+    """The cells of one reference, at its own rates, in the level sets in which it runs."""
+    own, several = study.of_reference(name), len(study.search.values) > 1
+    search = [
+        spoil(make_cell(study, name, levels, rate, seed, "search", skill=skill))
+        for levels in own.level_sets
+        for rate in (study.search.values if several else ())
+        for seed in study.search.seeds
+    ]
+    chosen = chosen_rates(own, search, study.search.values)
+    confirm = [
+        spoil(make_cell(study, name, levels, rate, seed, "confirm", skill=skill))
+        for levels in own.level_sets
+        for rate in [chosen[name, level_name(levels)].rate]
+        for seed in study.confirm_seeds
+    ]
+    return search + confirm
 
 
 def change(cell: CellResult, **changes: Any) -> CellResult:

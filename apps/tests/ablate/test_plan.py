@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from isoattn.ablate.cells import resolved_arm, set_dotted
+from isoattn.ablate.differences import config_differences, difference_text, reference_text
 from isoattn.ablate.domain import study_app
 from isoattn.ablate.gate import gate_failures
-from isoattn.ablate.plan import Plan, config_differences, difference_text
-from isoattn.ablate.study import StudyError, study_from_dict
+from isoattn.ablate.plan import Plan
+from isoattn.ablate.study import StudyError, level_name, study_from_dict
 from isoattn.apps.vision.study import VisionStudy
 
 from .tiny import tiny, two_cells
@@ -104,7 +105,7 @@ def test_any_other_difference_is_refused_by_its_key(key: str, value: Any) -> Non
         plan.check(differences)
     assert f"{key} (" in str(error.value)
     assert "Arm Zero" in str(error.value)
-    assert f"NOT ALLOWED {key}" in difference_text(plan.study, differences)
+    assert f"NOT ALLOWED {key}" in difference_text(differences)
 
 
 def test_an_attention_that_draws_at_construction_disturbs_nothing(planted: str) -> None:
@@ -114,7 +115,7 @@ def test_an_attention_that_draws_at_construction_disturbs_nothing(planted: str) 
     assert plan.modules == [planted]
     differences = plan.differences()
     plan.check(differences)
-    assert "bit-identical" in difference_text(plan.study, differences)
+    assert "bit-identical" in difference_text(differences)
 
 
 def test_other_initial_weights_are_refused_by_name(
@@ -128,7 +129,7 @@ def test_other_initial_weights_are_refused_by_name(
         plan.check(differences)
     assert "network." in str(error.value)
     assert "generator of its own" in str(error.value)
-    assert "outside the attention: bit-identical" not in difference_text(plan.study, differences)
+    assert "outside the attention: bit-identical" not in difference_text(differences)
 
 
 def test_the_gate_names_the_arm_and_the_law(planted: str) -> None:
@@ -143,7 +144,7 @@ def test_two_arms_are_compared_under_their_own_names(plan: Plan) -> None:
     """The name of one class is part of the name of the other."""
     raw = two_cells(arms={"Softmax": "Softmax", "Cosine": "CosineSoftmax", "Zero": "Zero"})
     plan = plan_of(raw)
-    text = difference_text(plan.study, [plan.compare("Cosine", "Zero", {})])
+    text = difference_text([plan.compare("Cosine", "Zero", {})])
     assert text.splitlines()[0] == "Cosine -> Zero (all)"
     assert "CosineSoftmax -> Zero" in text
 
@@ -208,3 +209,101 @@ def test_a_difference_is_one_of_text_too() -> None:
     assert config_differences({"a": {"b": 1}}, {"a": {"b": 1.0}}) == [("a.b", 1, 1.0)]
     assert config_differences({"a": [1, 2]}, {"a": [1, 2]}) == []
     assert config_differences({"a": 1}, {}) == [("a", 1, None)]
+
+
+# References and swaps ---------------------------------------------------------------------------
+
+VIT = {"model.network": "isoattn.vision.ViT"}
+
+
+@pytest.fixture(scope="module")
+def beside() -> Plan:
+    return plan_of(
+        two_cells(
+            factors={"lpi": LPI},
+            search={"values": [0.001, 0.006], "seeds": [100]},
+            references={"ViT": {**VIT, "model.network.init_args.mlp_ratio": 2.0}},
+            reference_levels={"ViT": {"lpi": "off"}},
+            swaps=["Softmax", "Zero"],
+        )
+    )
+
+
+def test_a_reference_has_its_network_and_what_else_it_shares(beside: Plan) -> None:
+    config, base = beside.base("ViT", {"lpi": "off"}), beside.base("Softmax", {"lpi": "off"})
+    network = config["model"]["network"]
+    assert network["class_path"] == "isoattn.vision.ViT"
+    options = network["init_args"]
+    assert (options["mlp_ratio"], options["depth"], options["patch_size"]) == (2.0, 1, 2)
+    assert "lpi" not in options  # an option of XCiT alone
+    assert config["model"]["attention"] == base["model"]["attention"]
+    assert config["trainer"] == base["trainer"]
+    assert config["data"] == base["data"]
+
+
+def test_a_reference_is_planned_once_for_each_level_set_of_its_own(beside: Plan) -> None:
+    levels = [level_name(levels) for _, levels, _ in beside.reference_cases]
+    assert levels == ["lpi=off"]
+    assert {name for name, _, _ in beside.cases} == {"Softmax", "Zero"}
+    assert beside.count("ViT") == (2, 1)
+    assert beside.count() == (2 * 2 * 2, 2 * 2)
+    cells = beside.search_cells((0.001, 0.006, 0.036), "ViT")
+    assert {cell.arm for cell in cells} == {"ViT"}
+    assert len({cell.id for cell in cells}) == 3
+    assert set(beside.configs) - {"ViT (lpi=off)"} == {
+        f"{arm} (lpi={level})" for arm in ("Softmax", "Zero") for level in ("on", "off")
+    }
+
+
+def test_what_a_reference_changes_is_listed_and_allowed(beside: Plan) -> None:
+    differences = beside.reference_differences()
+    text = reference_text(differences)
+    assert text.splitlines()[0] == ("Softmax -> ViT (lpi=off): beside, not judged: another network")
+    assert "model.network.class_path: isoattn.vision.XCiT -> isoattn.vision.ViT" in text
+    assert "model.network.init_args.lpi: none -> -" in text
+    assert "NOT ALLOWED" not in text and "FLAGGED" not in text
+    beside.check(beside.differences())
+    with pytest.raises(StudyError, match="in more than its attention"):
+        beside.check(differences)  # as an arm it would be refused
+
+
+def test_references_and_swaps_change_no_cell_of_an_arm(beside: Plan) -> None:
+    """What was run before a study named them is found again."""
+    plain = plan_of(
+        {**beside.study.as_dict(), "references": {}, "reference_levels": {}, "swaps": []}
+    )
+    rates = (0.001, 0.006)
+    for cells in (lambda p: p.search_cells(rates), lambda p: p.confirm_cells([], rates)):
+        assert [cell.id for cell in cells(plain)] == [cell.id for cell in cells(beside)]
+
+
+def test_every_arm_but_no_reference_is_scored_with_the_attention_of_others(beside: Plan) -> None:
+    by_arm = {cell.arm: cell.swaps for cell in beside.confirm_cells([], (0.001,))}
+    assert {arm: list(swaps) for arm, swaps in by_arm.items()} == {
+        "Softmax": ["Zero"],
+        "Zero": ["Softmax"],
+    }
+    assert by_arm["Zero"]["Softmax"] == resolved_arm(beside.study.arms["Softmax"])
+    assert all(cell.swaps == {} for cell in beside.search_cells((0.001,)))
+    assert all(cell.swaps == {} for cell in beside.confirm_cells([], (0.001,), "ViT"))
+
+
+def test_a_reference_that_would_be_trained_twice_is_refused_with_the_remedy() -> None:
+    raw = two_cells(factors={"lpi": LPI}, references={"ViT": VIT})
+    with pytest.raises(StudyError, match="ViT is the same run at lpi=on and lpi=off") as error:
+        plan_of(raw)
+    assert 'reference_levels: {ViT: {lpi: "off"}}' in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model.network": "isoattn.vision.VIT"}, "reference X .*VIT"),
+        ({**VIT, "model.network.init_args.dpth": 2}, "reference X .*dpth"),
+        ({"trainer.max_epoch": 1}, "reference X .*trainer.max_epochs"),
+    ],
+)
+def test_a_reference_that_cannot_be_resolved_is_named(options: Any, message: str) -> None:
+    with pytest.raises(StudyError, match=f"(?s)Study tiny, {message}") as error:
+        plan_of(two_cells(references={"X": options}))
+    assert len(str(error.value).splitlines()) < 10

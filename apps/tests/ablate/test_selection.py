@@ -13,6 +13,7 @@ from isoattn.ablate.selection import (
     confirmed,
     edges,
     next_rates,
+    other_batches,
     pair_up,
     scorer,
     void_reason,
@@ -219,6 +220,17 @@ def test_void_pairs_say_why() -> None:
     assert "11 and 12 epochs" in str(void_reason(*pair(batch_hashes=baseline.batch_hashes[:11])))
     nothing = change(variant, batch_hashes=[]), change(baseline, batch_hashes=[])
     assert "no hashes" in str(void_reason(*nothing))
+
+
+def test_two_networks_are_paired_by_their_batches_alone() -> None:
+    variant, baseline = pair(init_hash="other")
+    assert void_reason(variant, baseline) == "initial weights differ"
+    assert other_batches(variant, baseline) is None
+    turned = change(variant, batch_hashes=variant.batch_hashes[::-1])
+    assert other_batches(turned, baseline) == "batches differ from epoch 0 on"
+    nothing = change(variant, batch_hashes=[]), change(baseline, batch_hashes=[])
+    assert other_batches(*nothing) == "no hashes of batches were recorded"
+    assert other_batches(diverged(variant), baseline) is None
 
 
 def test_a_diverged_run_is_compared_as_far_as_it_came() -> None:
