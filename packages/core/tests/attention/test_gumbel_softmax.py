@@ -1,12 +1,14 @@
 """GumbelSoftmax: noise shared with GumbelFavor, edges, neighbours."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from isoattn.core import GumbelFavor, GumbelSoftmax, Shape, Softmax, UnsupportedAttention
 from isoattn.core.ops.blocks import NUMBERS
 from isoattn.core.streams import seed_attentions
-from isoattn.core.testing import Sizes
+from isoattn.core.testing import Sizes, check_attention
 from isoattn.core.testing.measure import count_flops, saved_bytes
 from isoattn.core.testing.suite import Draw
 
@@ -141,6 +143,20 @@ def test_noise_kept_for_some_calls(cls):
     never = cls(2, 5, noise_every=0)
     assert torch.equal(never.draw_noise(1, 6), never.draw_noise(1, 6))
     assert torch.equal(never.draw_noise(1, 6), cls(2, 5).draw_noise(1, 6))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"draws": 0}, {"noise_every": 0}, {"noise_every": 2}, {"draws": 0, "tau_eval": 1.0}, {}],
+    ids=str,
+)
+@pytest.mark.parametrize("cls", [GumbelFavor, GumbelSoftmax])
+def test_what_is_drawn_is_declared(cls, options):
+    """No noise, noise that stays and another temperature are not failures of the laws."""
+    results = {law.name: law for law in check_attention(partial(cls, **options), 2, 8, 12)}
+    assert [law.detail for law in results.values() if not law.passed] == []
+    assert cls(2, 8, **options).capability.stochastic == (not options)
+    assert ("draws" in cls(2, 8, **options).deviations) == (options not in ({}, {"draws": 0}))
 
 
 @pytest.mark.parametrize("cls", [GumbelFavor, GumbelSoftmax])

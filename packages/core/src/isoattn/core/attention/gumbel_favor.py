@@ -82,10 +82,14 @@ class GumbelFavor(KeyNoise):
         )
         self.features = features
         self._kernel, self._kernel_eval = (self._kernel_at(t) for t in (tau, self.tau_eval))
+        if redraw_every == 1:
+            self.deviations = {}
+            self._declare(anew=True)
         if fidelity == "released":
             self.deviations = {
+                **self.deviations,
                 "long_dtypes": "where inputs are large (standard deviation 3) all features are the "
-                "added 1e-6 and the gradients of q and k vanish: rounding is all that is left"
+                "added 1e-6 and the gradients of q and k vanish: rounding is all that is left",
             }
         self.projection = Projection(
             heads,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -78,6 +79,18 @@ class KeyNoise(Attention):
         self.noise_every = noise_every
         self.fidelity: Fidelity = fidelity
         self.stream = Stream(seed)
+        self._declare(draws > 0 and noise_every == 1)
+
+    def _declare(self, anew: bool) -> None:
+        """Say whether every call in training mode draws anew, and where it knowingly does not."""
+        self.capability = replace(self.capability, stochastic=anew)
+        if not anew and (self.draws or self.tau_eval != self.tau):
+            what = (
+                f"noise_every={self.noise_every}: calls share their noise, evaluation has none"
+                if self.draws
+                else f"tau={self.tau} in training, tau_eval={self.tau_eval} in evaluation"
+            )
+            self.deviations = {"draws": what}
 
     def extra_repr(self) -> str:
         """Sizes and options shown by ``print(module)``."""
