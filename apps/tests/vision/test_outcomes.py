@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from isoattn.apps.vision.outputs import confusion_picture, write_predictions, write_test_outputs
+from isoattn.apps.vision.outputs import write_predictions, write_test_outputs
 
 SHADES = {"1": 30, "10": 120, "2": 220}
 
@@ -130,13 +130,6 @@ def test_a_class_without_items_has_no_accuracy(tmp_path):
         "probability": "0.700000",
         "correct": "0",
     }
-
-
-@pytest.mark.parametrize("classes", [1, 2, 31, 70])
-def test_confusion_picture_of_any_size(classes):
-    names = [f"class {c}" for c in range(classes)]
-    data = confusion_picture(np.eye(classes, dtype=int), names)
-    assert data.startswith(b"\x89PNG")
 
 
 def test_predictions_by_path_or_index(tmp_path):
