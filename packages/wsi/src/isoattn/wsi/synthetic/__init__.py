@@ -1,0 +1,22 @@
+"""Synthetic slides: real pyramids with ground truth, made from a picture that needs no download."""
+
+from isoattn.wsi.synthetic.cohort import make_cohort
+from isoattn.wsi.synthetic.containers import pyramid, write_slide
+from isoattn.wsi.synthetic.layout import CELL, GLASS, MIMIC, NORMAL, TUMOUR, LayoutError
+from isoattn.wsi.synthetic.options import CohortOptions
+from isoattn.wsi.synthetic.records import SlideRecord, read_labels
+
+__all__ = [
+    "CELL",
+    "GLASS",
+    "MIMIC",
+    "NORMAL",
+    "TUMOUR",
+    "CohortOptions",
+    "LayoutError",
+    "SlideRecord",
+    "make_cohort",
+    "pyramid",
+    "read_labels",
+    "write_slide",
+]
