@@ -18,7 +18,7 @@ Train, swap, ablate and measure the attention of real models, all else equal.
 
   isoattn vision fit|validate|test|predict    image classifiers (XCiT, ViT)
   isoattn graph fit|test|predict|inspect|...  node classifiers (NodeFormer, GCN)
-  isoattn ablate plan|diff|run|report         compare attentions in a registered study
+  isoattn ablate plan|diff|run|report|cost    compare attentions in a registered study
   isoattn bench                               time and memory of attentions over tokens
   isoattn probe NAME | --ckpt_path FILE       how far an attention is from softmax
   isoattn attentions [NAME]                   what there is: equation, forms, cost, source
