@@ -279,28 +279,29 @@ def report(task: Task, results: Results, models: list[tuple[str, str]], out: Pat
         f"{task.heads} heads, {task.steps} steps of {task.batch} sequences. Chance is "
         f"{1 / ((task.vocab - 1) // 2):.1%}.",
         "",
-        "| mixer | size | state, bytes | parameters | rate | recall: mean (each seed) |",
+        "| mixer | size | state, bytes | parameters | rate | recall: median (each seed) |",
         "|---|---|---:|---:|---:|---|",
     ]
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    curves: dict[str, list[tuple[int, float]]] = {}
+    curves: dict[str, list[tuple[int, list[float]]]] = {}
     for name, size in models:
         rows = [r for r in results.of(name, size) if r["seed"] != SEARCH_SEED]
         scores = [float(str(r["accuracy"])) for r in rows]
         held = int(str(rows[0]["state_bytes"]))
-        mean = statistics.mean(scores)
-        curves.setdefault(name, []).append((held, mean))
+        curves.setdefault(name, []).append((held, scores))
         each = ", ".join(f"{s:.1%}" for s in scores)
         lines.append(
             f"| {name} | {size} | {held:,} | {int(str(rows[0]['parameters'])):,} "
-            f"| {rows[0]['rate']:g} | {mean:.1%} ({each}) |"
+            f"| {rows[0]['rate']:g} | {statistics.median(scores):.1%} ({each}) |"
         )
     for name, points in curves.items():
-        held, means = zip(*sorted(points), strict=True)
-        axes.plot(held, means, "o-", label=name)
-    axes.set(xscale="log", ylim=(0, 1.03), ylabel="recall of fresh seeds")
+        held, scores = zip(*sorted(points), strict=True)
+        (line,) = axes.plot(held, [statistics.median(each) for each in scores], label=name)
+        for size, each in zip(held, scores, strict=True):  # a run learns it or not: no bars, dots
+            axes.plot([size] * len(each), each, "o", color=line.get_color(), markersize=4)
+    axes.set(xscale="log", ylim=(0, 1.03), ylabel="recall: a dot a seed, lines through medians")
     axes.set_xlabel(f"state after {task.tokens} tokens, bytes in all layers")
-    axes.legend()
+    figure.legend(loc="outside right upper")
     axes.grid(alpha=0.3)
     figure.savefig(out / "recall.png", dpi=120)
     lines += ["", "![recall against state size](recall.png)", ""]

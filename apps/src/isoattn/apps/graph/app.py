@@ -22,6 +22,9 @@ KINDS["model.network"] = NodeNetwork
 KINDS["data.source"] = TaskSource
 KINDS["data.predict_source"] = TaskSource
 
+_STARTS = ("--config", "-c", "--ckpt_path", "--init_from")
+"""Options that say what a run starts from."""
+
 
 class GraphCLI(AppCLI):
     """fit, validate, test and predict for node classifiers."""
@@ -34,7 +37,10 @@ class GraphCLI(AppCLI):
 
     @staticmethod
     def rewrite(argv: list[str]) -> list[str]:
-        """``fit FILES`` and ``predict FILES`` take the user's own graph."""
+        """``fit FILES`` and ``predict FILES`` take the user's own graph.
+
+        ``fit FILES`` with no config starts from the one for own files.
+        """
         paths = []
         for token in argv[1:]:
             if token.startswith("-"):

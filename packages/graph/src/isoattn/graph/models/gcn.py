@@ -1,80 +1,37 @@
 """GCN: the plain graph convolution, a reference in the same harness (Kipf and Welling 2017).
 
-Shape suffixes: N nodes, I features, d hidden width, C classes.
+Shape suffixes: N nodes, I features of a layer, C its outputs.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from isoattn.core import AttentionFactory
 from isoattn.graph.graph import Graph
 from isoattn.graph.models.adjacency import Adjacencies, neighbour_sum
-from isoattn.graph.models.network import NodeNetwork, NormName, Output, norm_layer
+from isoattn.graph.models.mlp import MLP, Through
 
 
-class GCN(NodeNetwork):
-    """z' = relu(norm(D^-1/2 (A + I) D^-1/2 (z W) + b)), the last layer without relu and norm.
+class GCN(MLP):
+    """An :class:`MLP` that sums neighbours: z' = relu(norm(D^-1/2 (A + I) D^-1/2 (z W) + b)).
 
-    Args:
-        attention: a reference has none; takes the place it has in the other networks.
-        in_dim: I.
-        out_dim: C.
-        hidden: d.
-        layers: number of layers.
-        dropout: before each layer.
-        norm: of hidden layers, ``"layer"`` or ``"none"``.
-        residual: add the input of each layer from d to d to its output, before the norm.
-
-    Raises:
-        ValueError: a size below 1, or another norm.
+    The last layer has no relu and no norm. Options are those of the MLP.
     """
 
-    def __init__(
-        self,
-        attention: AttentionFactory | None,
-        in_dim: int,
-        out_dim: int,
-        *,
-        hidden: int = 32,
-        layers: int = 2,
-        dropout: float = 0.0,
-        norm: NormName = "none",
-        residual: bool = False,
-    ) -> None:
-        super().__init__(in_dim, out_dim, hidden, layers)
-        widths = [in_dim, *[hidden] * (layers - 1), out_dim]
-        self.residual = residual
-        self.layers = nn.ModuleList(
-            GraphConvolution(a, b) for a, b in zip(widths, widths[1:], strict=False)
-        )
-        self.norms = nn.ModuleList(norm_layer(norm, hidden) for _ in range(layers - 1))
-        self.dropout = nn.Dropout(dropout)
-        self.adjacencies = Adjacencies(1, mode="hop", budget=0)
+    @cached_property
+    def adjacencies(self) -> Adjacencies:
+        """The normalised adjacency of the last graphs seen."""
+        return Adjacencies(1, mode="hop", budget=0)
 
-    def forward(self, graph: Graph, *, return_extras: bool = False) -> Output:
-        """Logits (N, C) and the last hidden nodes; there is no edge loss.
+    def _through(self, graph: Graph, dtype: torch.dtype) -> Through:
+        (matrix,) = self.adjacencies(graph.edge_index, graph.num_nodes, dtype)
 
-        Raises:
-            ValueError: a graph with another number of features.
-        """
-        self.check_features(graph)
-        z = graph.x.to(next(self.parameters()).dtype)
-        (matrix,) = self.adjacencies(graph.edge_index, graph.num_nodes, z.dtype)
-        for layer, norm in zip(self.layers, self.norms, strict=False):
-            kept = self.dropout(z)
-            z = layer(matrix, kept)
-            if self.residual and kept.shape == z.shape:
-                z = z + kept
-            z = F.relu(norm(z))
-        z = self.dropout(z)
-        return Output(self.layers[-1](matrix, z), None, z)
+        def convolve(layer: nn.Linear, z_NI: Tensor) -> Tensor:
+            # The product with W first: of thousands of features it leaves few to sum.
+            return neighbour_sum(matrix, F.linear(z_NI, layer.weight)) + layer.bias
 
-
-class GraphConvolution(nn.Linear):
-    """A z W^T + b, with a sparse A (N, N)."""
-
-    def forward(self, matrix: Tensor, z_NI: Tensor) -> Tensor:  # type: ignore[override]
-        """The product with W first: of thousands of features it leaves few to sum."""
-        return neighbour_sum(matrix, F.linear(z_NI, self.weight)) + self.bias
+        return convolve

@@ -5,12 +5,18 @@ Shape suffixes: N nodes, I features, d hidden width, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from isoattn.core import AttentionFactory
 from isoattn.graph.graph import Graph
 from isoattn.graph.models.network import NodeNetwork, NormName, Output, norm_layer
+
+Through = Callable[[nn.Linear, Tensor], Tensor]
+"""How the nodes pass a layer: (N, I) -> (N, C)."""
 
 
 class MLP(NodeNetwork):
@@ -59,11 +65,16 @@ class MLP(NodeNetwork):
         """
         self.check_features(graph)
         z = graph.x.to(next(self.parameters()).dtype)
-        for layer, norm in zip(self.layers, self.norms, strict=False):
+        through = self._through(graph, z.dtype)
+        *hidden, last = (layer for layer in self.layers if isinstance(layer, nn.Linear))
+        for layer, norm in zip(hidden, self.norms, strict=True):
             kept = self.dropout(z)
-            z = layer(kept)
+            z = through(layer, kept)
             if self.residual and kept.shape == z.shape:
                 z = z + kept
             z = F.relu(norm(z))
         z = self.dropout(z)
-        return Output(self.layers[-1](z), None, z)
+        return Output(through(last, z), None, z)
+
+    def _through(self, graph: Graph, dtype: torch.dtype) -> Through:
+        return lambda layer, z: F.linear(z, layer.weight, layer.bias)
