@@ -149,7 +149,11 @@ def _plan(options: Any) -> int:
         print_estimate(plan, known, "as in the cells that are there")
     else:
         cases = [*plan.cases, *plan.reference_cases]
-        times = plan.app.estimate([config for _, _, config in cases])
+        try:
+            times = plan.app.estimate([config for _, _, config in cases])
+        except RuntimeError as error:
+            say(f"no estimate, a few steps could not be timed: {error}")
+            return 0
         found = {(c[0], level_name(c[1])): t for c, t in zip(cases, times, strict=True)}
         print_estimate(plan, found, "from a few timed steps")
     return 0
