@@ -14,10 +14,11 @@ import pytest
 from isoattn.ablate import cost_command
 from isoattn.ablate.command import run_ablate
 from isoattn.ablate.cost_records import read_costs
+from isoattn.ablate.folder import register
+from isoattn.ablate.plan import Plan
 from isoattn.ablate.report import write_report
 
-from .conftest import Finished
-from .curves import SECTION, Curves, write_study
+from .curves import SECTION, Curves, study_of, write_study
 from .fake_results import make_results, make_study
 from .tiny import Outcome, run_command
 
@@ -66,7 +67,7 @@ def test_it_prints_a_line_a_size_a_table_and_a_sentence_an_arm(
     assert "cost 1/4  500 nodes" in result.err
     assert "4,000 nodes: OutOfMemoryError: Zero wants too much. Now each arm by" in result.err
     assert re.search(r"Softmax +25 +100 +400 +– +– +baseline", result.out)
-    assert "Linear against Softmax: training step cheaper from between 1,000 and 2,000" in (
+    assert "Linear against Softmax: 0.5 times the training step at 2,000 nodes (cheaper from" in (
         result.out
     )
     assert "not measured: Softmax, 4,000 nodes: over the limit of 0.3 s: a step too" in result.out
@@ -148,8 +149,17 @@ def test_a_study_without_a_section_is_told_what_to_write(app: Curves, elsewhere:
     assert not (elsewhere / "runs").exists()
 
 
-def test_the_folder_of_another_study_is_refused(finished: Finished, elsewhere: Path) -> None:
-    shutil.copytree(finished.folder, elsewhere / "out")
+def registered(folder: Path, **changes: Any) -> Path:
+    """A study folder with nothing in it but the study."""
+    study = study_of(cost=None, **changes)
+    app: Any = Curves()
+    register(study, Plan(study, app), folder, amend=False)
+    return folder
+
+
+def test_the_folder_of_another_study_is_refused(app: Curves, elsewhere: Path) -> None:
+    (elsewhere / "out").mkdir()
+    registered(elsewhere / "out", question="Another one?")
     write_study(elsewhere)
     result = ablate("cost", "curves.yaml", "--out", "out")
     assert result.code == 2
@@ -181,7 +191,7 @@ def test_the_report_has_the_section_when_the_cost_was_measured(
     paths = write_report(study, results, tmp_path / "report")
     html = paths.html.read_text(encoding="utf-8")
     assert "<h2>Cost over nodes</h2>" in html
-    assert "Linear against Softmax: training step cheaper from between" in html
+    assert "Linear against Softmax: 0.5 times the training step at 2,000 nodes" in html
     assert 'id="cost_over_size-' in html
     markdown = paths.markdown.read_text(encoding="utf-8")
     assert "](figures/cost_over_size.svg)" in markdown
@@ -192,20 +202,23 @@ def test_the_report_has_the_section_when_the_cost_was_measured(
 
 
 def test_a_folder_is_measured_again_by_the_section_of_then(
-    finished: Finished, folder: Path, app: Curves, elsewhere: Path
+    folder: Path, app: Curves, elsewhere: Path
 ) -> None:
     """What is registered holds no section; the measurement holds its own."""
-    copy = Path(shutil.copytree(finished.folder, elsewhere / "copy"))
-    refused = ablate("cost", copy)
+    arms = {"Softmax": "isoattn.core.Softmax", "Again": "isoattn.core.Softmax"}
+    other = elsewhere / "other"
+    other.mkdir()
+    registered(other, name="tiny", arms=arms)
+    refused = ablate("cost", other)
     assert refused.code == 2
     assert "tiny does not say what its cost is measured over" in refused.err
-    shutil.copytree(folder / "cost", copy / "cost")
-    result = ablate("cost", copy, "--sizes", "800")
+    shutil.copytree(folder / "cost", other / "cost")
+    result = ablate("cost", other, "--sizes", "800")
     assert result.code == 0, result.err
     assert "measurements dropped: the study has changed since they were made" in result.err
-    table = read_costs(copy)
+    table = read_costs(other)
     assert table is not None
-    assert [row.arm for row in table.at(800)] == ["Softmax", "Again", "Zero"]
-    assert not table.of("Linear")  # no arm of this study; the others are the same runs
+    assert [row.arm for row in table.at(800)] == ["Softmax", "Again"]
+    assert not table.of("Linear")  # no arm of this study; Softmax is the same run as there
     assert table.section == {**SECTION, "overrides": {}, "arms": [], "limit_seconds": 0.3}
-    assert "training step equal (no crossover up to 800; 1 times" in result.out
+    assert "Again against Softmax: 1 times the training step at 800 nodes" in result.out

@@ -58,8 +58,8 @@ def test_an_arm_that_becomes_cheaper_crosses_between_two_sizes() -> None:
     assert found.crossover.tokens == pytest.approx(1000)
     assert crossing_cell(table, "Linear", "step_ms") == "cheaper from 1,000–10,000 (about 1,000)"
     assert arm_sentence(table, "Linear").startswith(
-        "Linear against Softmax: training step cheaper from between 1,000 and 10,000 nodes on "
-        "(about 1,000, 1 times the study's own 1,000, 0.1 times at 10,000 nodes); forward pass "
+        "Linear against Softmax: 0.1 times the training step at 10,000 nodes (cheaper from between "
+        "1,000 and 10,000 on, about 1,000, 1 times the study's own size); 0.1 times the forward "
     )
 
 
@@ -94,9 +94,9 @@ def test_no_crossover_is_a_result(steps: tuple[float | None, ...], cell: str) ->
 def test_the_sentence_says_no_crossover_and_the_last_ratio() -> None:
     table = table_of({"Softmax": (1, 10, 100), "Linear": (2, 20, 200)})
     assert arm_sentence(table, "Linear") == (
-        "Linear against Softmax: training step dearer (no crossover up to 10,000; 2 times at "
-        "10,000 nodes); forward pass dearer (no crossover up to 10,000; 2 times at 10,000 nodes); "
-        "peak memory equal (no crossover up to 10,000; 1 times at 10,000 nodes)."
+        "Linear against Softmax: 2 times the training step at 10,000 nodes (crossover: none up to "
+        "10,000); 2 times the forward pass at 10,000 nodes (crossover: none up to 10,000); 1 times "
+        "the peak memory at 10,000 nodes (crossover: none up to 10,000)."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isoattn.apps.base.crossover import Crossover, crossover
@@ -38,6 +38,7 @@ def test_costs_within_the_level_are_no_crossover() -> None:
     assert crossover([1, 10], [0.99, 0.5], level=0.05) == Crossover(None, "1 to 10", (1, 10))
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(0.01, 100), min_size=1, max_size=8),
     st.sampled_from([0.0, 0.05, 0.5]),

@@ -50,7 +50,7 @@ def _figure(costs: CostTable) -> Figure:
         _y_axis(axes, lines)
         _own_size(axes, costs)
         for arm in lines:
-            _ring(axes, costs, arm, part, lines[costs.baseline])
+            _ring(axes, costs, arm, part, styles[arm].color)
         ends = [
             (size, y, arm, styles[arm].color)
             for arm, line in lines.items()
@@ -81,7 +81,7 @@ def _y_axis(axes: Axes, lines: Mapping[str, Mapping[int, float]]) -> None:
     low, high = (min(found), max(found)) if found else (1.0, 10.0)
     pad = max(1.15, (high / low) ** 0.06)
     axes.set_ylim(low / pad, high * pad)
-    narrow = math.log10(high * pad * pad / low) < 1.7
+    narrow = math.log10(high * pad * pad / low) < 2.5
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}" if y >= 1 else f"{y:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -106,19 +106,19 @@ def _own_size(axes: Axes, costs: CostTable) -> None:
     )
 
 
-def _ring(axes: Axes, costs: CostTable, arm: str, part: Part, base: Mapping[int, float]) -> None:
+def _ring(axes: Axes, costs: CostTable, arm: str, part: Part, color: str) -> None:
     found = crossing(costs, arm, part) if arm != costs.baseline else None
     if found is None or found.crossover is None or found.crossover.tokens is None:
         return
     at = found.crossover.tokens
     axes.plot(
         at,
-        _between(base, at),
+        _between(values(costs, costs.baseline, part), at),
         "o",
         markersize=10,
         fillstyle="none",
-        color=style.INK,
-        markeredgewidth=1.3,
+        color=color,
+        markeredgewidth=1.6,
         zorder=4,
     )
 

@@ -70,8 +70,8 @@ def _crossovers(costs: CostTable, others: list[str]) -> Table:
         ("<crossover with " + costs.baseline, *(f"<{name}" for name in PARTS.values())),
         rows,
         "Between the last size at which an arm is on the other side and the first from which it "
-        f"stays on this one, and where the ratio passes 1 between them; costs within {LEVEL:.0%} "
-        "count as equal.",
+        "stays on this one, and where the ratio passes 1 between them; costs within "
+        f"{100 * LEVEL:g} % count as equal.",
     )
 
 

@@ -7,12 +7,9 @@ from isoattn.ablate.cost_records import CostTable
 
 
 def arm_sentence(table: CostTable, arm: str) -> str:
-    """One arm against the baseline: where each part crosses, and by how much at the end."""
-    clauses = [
-        f"{name} {_clause(table, found)}"
-        for part, name in PARTS.items()
-        if (found := crossing(table, arm, part)) is not None
-    ]
+    """One arm against the baseline: how much of each part, and where each crosses."""
+    found = {part: crossing(table, arm, part) for part in PARTS}
+    clauses = [_clause(table, part, c) for part, c in found.items() if c is not None]
     if not clauses:
         return f"{arm}: at no size were both it and {table.baseline} measured."
     return f"{arm} against {table.baseline}: {'; '.join(clauses)}."
@@ -31,23 +28,22 @@ def crossing_cell(table: CostTable, arm: str, part: Part) -> str:
     return f"{side} from {low:,}–{high:,}{about}"
 
 
-def _clause(table: CostTable, found: Crossing) -> str:
-    last = f"{found.ratios[-1]:.2g} times at {found.sizes[-1]:,} {table.label}"
+def _clause(table: CostTable, part: Part, found: Crossing) -> str:
+    last = f"{found.sizes[-1]:,}"
+    amount = f"{found.ratios[-1]:.2g} times the {PARTS[part]} at {last} {table.label}"
     cross = found.crossover
     if cross is None or cross.between is None:
-        none = f"no crossover up to {found.sizes[-1]:,}"
-        return f"{found.side} ({none}; {last})"
+        return f"{amount} (crossover: none up to {last})"
     low, high = cross.between
-    about = []
-    if cross.tokens is not None:
-        about = [f"about {about_text(cross.tokens)}{_relative(table, cross.tokens)}"]
-    inside = ", ".join([*about, last])
-    return f"{found.side} from between {low:,} and {high:,} {table.label} on ({inside})"
+    place = f"{found.side} from between {low:,} and {high:,} on"
+    if cross.tokens is None:
+        return f"{amount} ({place})"
+    return f"{amount} ({place}, about {about_text(cross.tokens)}{_relative(table, cross.tokens)})"
 
 
 def _relative(table: CostTable, size: float) -> str:
     own = own_size(table)
-    return "" if own is None else f", {size / own:.2g} times the study's own {about_text(own)}"
+    return "" if own is None else f", {size / own:.2g} times the study's own size"
 
 
 def about_text(size: float) -> str:
