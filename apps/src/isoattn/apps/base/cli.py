@@ -285,7 +285,7 @@ class AppCLI(LightningCLI):
             self.run.checkpoints,
             options,
             self.monitored(),
-            {"app": self.app, "config": self.full_config},
+            {"app": self.app, "config": self.full_config, **self.kept()},
         )
         seed = self.full_config.get("seed_everything", 0)
         callbacks += [RandomStreams(seed), self.hashes, NonFiniteGuard(), EndWhereItCanBeSaved()]
@@ -343,6 +343,10 @@ class AppCLI(LightningCLI):
                 select_again(self.arguments.checkpoint)
             step = int(read_checkpoint(self.arguments.checkpoint)["global_step"])
             self.metrics_log.keep_before(step)
+
+    def kept(self) -> dict[str, Any]:
+        """Plain data that an app keeps in its checkpoints beside the config."""
+        return {}
 
     def monitored(self) -> str:
         """The validation metric that selects the best checkpoint."""

@@ -12,8 +12,8 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from isoattn.apps.base.class_paths import KINDS
 from isoattn.apps.base.cli import AppCLI, say, say_metrics
-from isoattn.apps.graph.sources import source_spec
-from isoattn.core.training.checkpoint import read_checkpoint
+from isoattn.apps.graph.sources import FEATURES, source_spec
+from isoattn.core.training.checkpoint import CheckpointError, read_checkpoint
 from isoattn.graph.classifier import NodeClassifier
 from isoattn.graph.data import NodeData, TaskSource
 from isoattn.graph.models import KeyReport, NodeNetwork, count_flops, load_weights
@@ -48,9 +48,13 @@ class GraphCLI(AppCLI):
             paths.append(token)
         if not paths:
             return argv
-        option = "predict_source" if argv[0] == "predict" else "source"
-        spec = json.dumps(source_spec(paths))
-        return [argv[0], f"--data.init_args.{option}={spec}", *argv[1 + len(paths) :]]
+        given = argv[1 + len(paths) :]
+        if argv[0] == "predict":
+            spec = source_spec(paths, like=_trained_source(given))
+            return [argv[0], f"--data.init_args.predict_source={json.dumps(spec)}", *given]
+        start = [] if _value(given, _STARTS) else ["--config=files"]
+        own = f"--data.init_args.source={json.dumps(source_spec(paths))}"
+        return [argv[0], *start, own, *given]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """What the data tell the model: classes, features, kind of labels, metric."""
@@ -79,6 +83,10 @@ class GraphCLI(AppCLI):
 
     def _num_classes(self, data: NodeData) -> int:
         return len(self._class_names(data))
+
+    def kept(self) -> dict[str, Any]:
+        """Names of the features, so that another table is read in the same order."""
+        return {"features": self.datamodule.task.facts.get("features")}
 
     def monitored(self) -> str:
         """The metric of the task."""
@@ -160,6 +168,33 @@ class GraphCLI(AppCLI):
         if embeddings is not None:
             write_embeddings(Path(embeddings), outputs, task)
             say(f"embeddings: {embeddings}")
+
+
+def _value(argv: list[str], options: tuple[str, ...]) -> str | None:
+    """What the first of these options is given."""
+    for number, token in enumerate(argv):
+        name, equals, value = token.partition("=")
+        if name in options:
+            return value if equals else next(iter(argv[number + 1 :]), "")
+    return None
+
+
+def _trained_source(argv: list[str]) -> dict[str, Any] | None:
+    """The source that the checkpoint on a command line was trained on, if it can be read."""
+    file = _value(argv, ("--ckpt_path",))
+    if file is None or not Path(file).is_file():
+        return None
+    try:
+        kept = read_checkpoint(Path(file)).get("isoattn", {})
+    except CheckpointError:  # said where it is opened to be used
+        return None
+    data = kept.get("config", {}).get("data", {})
+    source: dict[str, Any] | None = data.get("init_args", {}).get("source")
+    if source is not None and kept.get("features"):
+        source["init_args"][FEATURES[str(source["class_path"]).rsplit(".", 1)[-1]]] = kept[
+            "features"
+        ]
+    return source
 
 
 def _kind(data: NodeData) -> str:

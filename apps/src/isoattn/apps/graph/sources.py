@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
 from isoattn.apps.base.errors import UserError
 
 _KNOWN = "nodes.csv (and edges.csv), a folder that holds them, a .graphml or a .npz file"
+_TABLES = "isoattn.graph.data.TableFiles"
+FEATURES = {"TableFiles": "feature_columns", "GraphMLFile": "features"}
+"""The option that names the features, by the source."""
+_OF_TRAINING = ("nodes", "edges", "path", "split", "split_column", "split_attribute")
+"""Options of a source that another graph does not share."""
 
 
-def source_spec(paths: list[str]) -> dict[str, Any]:
+def source_spec(paths: list[str], like: dict[str, Any] | None = None) -> dict[str, Any]:
     """The ``{class_path, init_args}`` of a task source from one path or two.
 
     Args:
         paths: a folder with ``nodes.csv`` and, if there are edges, ``edges.csv``; a node table and
             an edge table; a ``.graphml`` or an ``.npz`` file.
+        like: the source that a model was trained on: names of columns and the like are taken from
+            it, where it is of the same kind. Labels are not needed to predict.
 
     Raises:
         UserError: names what is missing, or what could be given.
     """
-    files = [Path(path) for path in paths]
+    spec = _spec([Path(path) for path in paths])
+    if like is None or _leaf(like) != _leaf(spec):
+        return spec
+    shared = {k: v for k, v in like.get("init_args", {}).items() if k not in _OF_TRAINING}
+    options = {**shared, **spec["init_args"]}
+    if spec["class_path"] == _TABLES:
+        options["label_column"] = _labels(Path(options["nodes"]), options.get("label_column"))
+    return {"class_path": spec["class_path"], "init_args": options}
+
+
+def _spec(files: list[Path]) -> dict[str, Any]:
     missing = [str(file) for file in files if not file.exists()]
     if missing:
         raise UserError(f"There is no {', '.join(missing)}. Give {_KNOWN}.")
@@ -29,11 +47,11 @@ def source_spec(paths: list[str]) -> dict[str, Any]:
     suffixes = [file.suffix.lower() for file in files]
     if suffixes in ([".csv"], [".csv", ".csv"]):
         return _tables(*files)
-    if suffixes == [".graphml"]:
-        return {"class_path": "isoattn.graph.data.GraphMLFile", "init_args": {"path": paths[0]}}
-    if suffixes == [".npz"]:
-        return {"class_path": "isoattn.graph.data.NpzFile", "init_args": {"path": paths[0]}}
-    raise UserError(f"{' '.join(paths)} is no graph that can be read. Give {_KNOWN}.")
+    if suffixes in ([".graphml"], [".npz"]):
+        kind = {".graphml": "GraphMLFile", ".npz": "NpzFile"}[suffixes[0]]
+        return {"class_path": f"isoattn.graph.data.{kind}", "init_args": {"path": str(files[0])}}
+    shown = " ".join(map(str, files))
+    raise UserError(f"{shown} is no graph that can be read. Give {_KNOWN}.")
 
 
 def _folder(folder: Path) -> dict[str, Any]:
@@ -47,4 +65,16 @@ def _tables(nodes: Path, edges: Path | None = None) -> dict[str, Any]:
     options: dict[str, Any] = {"nodes": str(nodes)}
     if edges is not None:
         options["edges"] = str(edges)
-    return {"class_path": "isoattn.graph.data.TableFiles", "init_args": options}
+    return {"class_path": _TABLES, "init_args": options}
+
+
+def _labels(nodes: Path, column: str | list[str] | None) -> str | list[str] | None:
+    """The label columns where the table has them, else none."""
+    with nodes.open(newline="", encoding="utf-8-sig") as file:
+        header = next(csv.reader(file), [])
+    wanted = [column] if isinstance(column, str) else column or []
+    return column if all(name in header for name in wanted) else None
+
+
+def _leaf(spec: dict[str, Any]) -> str:
+    return str(spec["class_path"]).rsplit(".", 1)[-1]

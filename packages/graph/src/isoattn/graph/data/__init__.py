@@ -1,8 +1,9 @@
 """Node tasks: sources, splits, batches, the report on what is odd, and the data module."""
 
 from isoattn.graph.data.batching import BatchOptions
-from isoattn.graph.data.files import GraphMLFile, NpzFile, TableFiles, build_task, from_networkx
+from isoattn.graph.data.files import NpzFile, TableFiles, build_task
 from isoattn.graph.data.gnn_benchmark import GnnBenchmark
+from isoattn.graph.data.graphml import GraphMLFile, from_networkx
 from isoattn.graph.data.heterophilous import Heterophilous
 from isoattn.graph.data.inspect import Finding, Report, inspect_source, inspect_task
 from isoattn.graph.data.knn import KnnGraph, knn_edges
