@@ -24,7 +24,7 @@ class CoarseCounts:
     of image 1, Euclidean) of that place.
 
     Args:
-        matches: predicted, of pairs with ground truth.
+        matches: predicted.
         judged: of these, the ones that can be judged.
         exact, near: of the judged.
         truth: matches of the ground truth.
@@ -85,7 +85,7 @@ def coarse_counts(truth: Supervision, b: Tensor, i: Tensor, j: Tensor) -> Coarse
         return torch.bincount(b[chosen_K], minlength=pairs)
 
     return CoarseCounts(
-        of_pair(truth.known_B[b]),
+        torch.bincount(b, minlength=pairs),
         of_pair(verdict.judged),
         of_pair(verdict.exact),
         of_pair(verdict.near),

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
 
 from isoattn.matching.data.batch import PairBatch
 from isoattn.matching.matches import Matches
@@ -40,6 +39,7 @@ class PairScore:
 
     Args:
         index, name0, name1: of the pair.
+        known: whether the places of its cells are known; of others only the pose is scored.
         counts: matches, judged, exact, near, truth, found, found_near (see
             :class:`~isoattn.matching.metrics.coarse.CoarseCounts`).
         shares: numbers whose mean over the pairs is a score; NaN where a pair has none.
@@ -51,6 +51,7 @@ class PairScore:
     index: int
     name0: str
     name1: str
+    known: bool
     counts: dict[str, int]
     shares: dict[str, float]
     corner_errors: list[float] = field(default_factory=list)
@@ -61,7 +62,7 @@ class PairScore:
 class MatchScore:
     """Collects the scores of pairs over any number of batches.
 
-    Pairs without any ground truth are left out. Scores that need what a set lacks (a homography, a
+    Pairs of which nothing is known are left out. Scores that need what a set lacks (a homography, a
     pose, candidates) are absent.
 
     Args:
@@ -115,8 +116,7 @@ class MatchScore:
                 rows[number].corner_errors = _corner_errors(batch, number, one, self.homography)
             if "pose" in batch and "intrinsics0" in batch:
                 self._add_pose(rows[number], batch, number, one)
-        known = truth.known_B.cpu() | _posed(batch)
-        self.rows += [row for row, is_known in zip(rows, known.tolist(), strict=True) if is_known]
+        self.rows += [row for row in rows if row.known or row.shares]
 
     def _rows(self, batch: PairBatch, truth: Supervision, matches: Matches) -> list[PairScore]:
         assert matches.cell0 is not None and matches.cell1 is not None
@@ -135,6 +135,7 @@ class MatchScore:
                 int(batch["index"][pair]),
                 names[0][pair],
                 names[1][pair],
+                known[pair],
                 {name: values[pair] for name, values in tables.items()},
                 {f"mma_{t:g}": float(shares[t][pair]) for t in MMA_PIXELS} if known[pair] else {},
                 strata={key: values[pair] for key, values in strata.items()},
@@ -192,9 +193,11 @@ def summarise(rows: Sequence[PairScore]) -> dict[str, float]:
     """
     if not rows:
         return {}
-    total = {name: sum(row.counts[name] for row in rows) for name in rows[0].counts}
-    scores = {"matches": total["matches"] / len(rows), "truth": total["truth"] / len(rows)}
-    if any(row.shares for row in rows):
+    scores = {"matches": sum(row.counts["matches"] for row in rows) / len(rows)}
+    known = [row for row in rows if row.known]
+    total = {name: sum(row.counts[name] for row in known) for name in rows[0].counts}
+    if known:
+        scores["truth"] = total["truth"] / len(known)
         scores["precision"] = total["exact"] / max(total["judged"], 1)
         scores["precision_1cell"] = total["near"] / max(total["judged"], 1)
     if total["truth"]:
@@ -234,7 +237,8 @@ def _add_precision(rows: list[PairScore], truth: Supervision, candidates: Matche
             candidates.confidence[kept], positive[kept], b[kept], truth.counts()
         )
         for row, area in zip(rows, areas.tolist(), strict=True):
-            row.shares[name] = area
+            if row.known:
+                row.shares[name] = area
 
 
 def _corner_errors(
@@ -259,13 +263,6 @@ def _pose_errors(batch: PairBatch, pair: int, one: Matches, options: RobustOptio
     )
     pose_44 = batch["pose"][pair].cpu()
     return [math.inf if pose is None else max(pose_error(*pose, pose_44)) for pose in found]
-
-
-def _posed(batch: PairBatch) -> Tensor:
-    """Pairs whose cameras are known, which can be scored without a place for each cell."""
-    if "pose" not in batch or "intrinsics0" not in batch:
-        return torch.zeros(len(batch["index"]), dtype=torch.bool)
-    return batch["pose"].isfinite().flatten(1).all(1).cpu()
 
 
 def _intervals(edges: Sequence[float]) -> list[tuple[str, float, float]]:

@@ -29,7 +29,8 @@ class _Frame(NamedTuple):
 def supervise(batch: PairBatch, *, fidelity: Fidelity = "exact") -> Supervision:
     """Ground truth between the cells of a batch.
 
-    Where a pair has several kinds, depth goes before maps, homographies and given matches.
+    Where a pair has several kinds, depth goes before maps, homographies and given matches. Of a
+    batch that has poses alone nothing is known of its cells.
 
     Args:
         batch: as a loader gives it.
@@ -46,10 +47,13 @@ def supervise(batch: PairBatch, *, fidelity: Fidelity = "exact") -> Supervision:
         cell_mask(batch.get("mask1"), image1, "mask1"),
     )
     found = [rule(batch, frame, fidelity) for key, rule in _RULES.items() if key in batch]
+    if not found and "pose" in batch:
+        nothing_B33 = torch.full_like(batch["pose"][:, :3, :3], torch.nan)
+        return gt_from_homography(nothing_B33, frame.size0, frame.size1)
     if not found:
         raise ValueError(
             f"A batch with the keys {', '.join(sorted(batch))} has no ground truth: it needs one "
-            f"of {', '.join(_RULES)}"
+            f"of {', '.join(_RULES)}, or pose"
         )
     whole = found[0]
     for other in found[1:]:
