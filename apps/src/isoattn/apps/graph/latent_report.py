@@ -121,5 +121,6 @@ def _percent(share: float | None) -> str:
 def _nodes(q: Quantity) -> str:
     if not q.defined or math.isinf(q.value):
         return "-"
-    error = f" ± {q.error:.1g}" if q.error >= 0.05 else ""
-    return f"{q.value:,.1f}{error}"
+    digits = 0 if q.error >= 1 else 1
+    error = f" ± {q.error:,.{digits}f}" if q.error >= 0.05 else ""
+    return f"{q.value:,.{digits}f}{error}"
