@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,16 @@ from isoattn.ablate.study import CostSection, StudyError
 from .curves import SECTION, Curves, study_of
 
 
-def measure(folder: Path, app: Any, sizes: Any = None, **section: Any) -> CostTable:
+def measure(
+    folder: Path,
+    app: Any,
+    sizes: Any = None,
+    say: Callable[[str], None] = lambda text: None,
+    **section: Any,
+) -> CostTable:
     study = study_of(cost={**SECTION, **section})
     assert study.cost is not None
-    run = CostRun(study, study.cost, app, folder, lambda text: None)
+    run = CostRun(study, study.cost, app, folder, say)
     return run.run(sizes or study.cost.values, lambda text: None)
 
 
@@ -239,6 +246,21 @@ def test_an_app_that_cannot_tell_its_tokens_is_measured_all_the_same(tmp_path: P
     table = measure(tmp_path, Silent(), [500, 1000])
     assert table.own_tokens is None
     assert table.tokens == {500: None, 1000: None}
+
+
+def test_a_study_whose_own_config_does_not_resolve_is_measured_all_the_same(
+    tmp_path: Path,
+) -> None:
+    class Rootless(Curves):
+        def resolve(self, argv: list[str]) -> dict[str, Any]:
+            if "xcit_digits" in argv:
+                raise ValueError("root is required")
+            return super().resolve(argv)
+
+    said: list[str] = []
+    table = measure(tmp_path, Rootless(), [500], say=said.append)
+    assert (table.own_tokens, table.sizes) == (None, [500])
+    assert said == ["the study's own size is not known: its config or data cannot be built here"]
 
 
 def test_a_config_that_does_not_resolve_names_the_size(tmp_path: Path) -> None:

@@ -154,10 +154,20 @@ class CostRun:
             self.study.controls,
             json.loads(json.dumps(asdict(self.section))),  # as it is read back
             now if before is None else before.environment,
-            tokens_of(self.app, _own_config(self.study, self.app)),
+            self._own_tokens(),
             {} if before is None else before.tokens,
             () if before is None else before.rows,
         )
+
+    def _own_tokens(self) -> int | None:
+        """Of the study itself; what is measured may need none of its data."""
+        try:
+            tokens = tokens_of(self.app, _own_config(self.study, self.app))
+        except StudyError:
+            tokens = None
+        if tokens is None:
+            self.say("the study's own size is not known: its config or data cannot be built here")
+        return tokens
 
     def _cases(self, size: int) -> list[Case]:
         return cases_at(self.study, self.section, self.app, size)
