@@ -10,6 +10,7 @@ import yaml
 
 from isoattn.ablate.engine import Engine, RunSettings
 from isoattn.ablate.study import load_study
+from isoattn.apps.vision.study import VisionStudy
 
 from .conftest import Finished
 from .tiny import OPTIONS, Outcome, outcome, rows, run_command, two_cells, write_study
@@ -78,6 +79,20 @@ def test_plan_shows_cells_differences_and_cost(elsewhere: Path) -> None:
     assert "core minutes in all" in result.out
     assert "from a few timed steps" in result.out
     assert not (elsewhere / "runs").exists()
+
+
+def test_a_plan_whose_steps_cannot_be_timed_is_still_a_plan(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("IndexError: planted")
+
+    monkeypatch.setattr(VisionStudy, "estimate", broken)
+    write_study(elsewhere, two_cells())
+    result = ablate("plan", "tiny.yaml")
+    assert result.code == 0, result.err
+    assert "0 search cells, 2 confirmation cells" in result.out
+    assert "no estimate, a few steps could not be timed: IndexError: planted" in result.out
 
 
 def test_plan_of_what_has_run_goes_by_the_times_it_took(finished: Finished) -> None:
@@ -151,6 +166,24 @@ def test_an_amended_study_goes_on_and_says_so(finished: Finished, elsewhere: Pat
     assert result.code == 0, result.err
     assert "question: Does it run? -&gt; Another one?" in (copy / "report.html").read_text()
     assert "changed after registration" in (copy / "report.md").read_text()
+
+
+def test_plan_diff_and_report_of_a_study_with_references(beside: Finished, elsewhere: Path) -> None:
+    planned = ablate("plan", beside.folder)
+    assert planned.code == 0, planned.err
+    assert "ViT (reference)" in planned.out
+    assert "4 search cells, 2 confirmation cells" in planned.out
+    assert "and of references 2 search cells, 1 confirmation cells" in planned.out
+    assert "as in the cells that are there" in planned.out
+    changed = ablate("diff", beside.folder)
+    assert changed.code == 0, changed.err
+    assert "Softmax -> ViT (all): beside, not judged: another network" in changed.out
+    copy = shutil.copytree(beside.folder, elsewhere / "copy")
+    report = ablate("report", "copy")
+    assert report.code == 0, report.err
+    assert "Beside, not judged: another network; difference to Softmax" in report.out
+    assert outcome(copy) == outcome(beside.folder)
+    assert rows(copy) == rows(beside.folder)
 
 
 LONG_NAME = "An-arm-with-a-name-that-is-long-enough-to-wrap"

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from isoattn.ablate.cells import attempts, crashes, read_record
-from isoattn.ablate.engine import Engine, RunSettings
+from isoattn.ablate.engine import Engine, RunSettings, load_results
 from isoattn.ablate.study import study_from_dict
 from isoattn.ablate.worker import claim
 
@@ -92,13 +93,14 @@ def drill(finished: Finished, root: Path, started: list[Process], kills: int, se
     assert outcome(folder) == outcome(finished.folder)
     assert scraps(folder) == []
     assert gone(ever, 30.0), "a process outlived its study"
-    check_attempts(folder)
+    check_attempts(folder, finished)
 
 
-def check_attempts(folder: Path) -> None:
+def check_attempts(folder: Path, finished: Finished) -> None:
+    cells = [*finished.results.cells, *finished.results.references]
     with (folder / "cells.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
-    assert len({row["cell"] for row in table}) == len(table) == 15
+    assert len({row["cell"] for row in table}) == len(table) == len(cells)
     assert {path.name for path in (folder / "cells").iterdir()} == {row["cell"] for row in table}
     for row in table:
         cell = folder / "cells" / row["cell"]
@@ -110,6 +112,36 @@ def test_a_study_that_is_killed_comes_to_the_same_result(
     finished: Finished, tmp_path: Path, started: list[Process]
 ) -> None:
     drill(finished, tmp_path, started, kills=2, seed=1)
+
+
+@pytest.mark.slow
+def test_a_study_that_is_killed_among_its_references_comes_to_the_same_result(
+    beside_trained: Finished, tmp_path: Path, started: list[Process]
+) -> None:
+    """The arms are through, a reference is not; killed there, then gone on with."""
+    folder = Path(shutil.copytree(beside_trained.folder, tmp_path / "out"))
+    lost = [folder / "cells" / cell.cell for cell in beside_trained.results.references]
+    for cell in lost:
+        shutil.rmtree(cell)
+    (folder / "reference_rates.json").unlink()
+    argv = ("run", str(beside_trained.file), f"--out={folder}", "--jobs=1", "--tracker=none")
+    process = ablate(*argv, cwd=tmp_path)
+    started.append(process)
+    wait_for(lambda: any((cell / "attempts.log").exists() for cell in lost), process)
+    below = descendants(process.pid)
+    kill([process.pid, *below])
+    process.wait(10)
+    assert load_results(beside_trained.study, folder).unfinished > 0
+    last = ablate(*argv, cwd=tmp_path)
+    started.append(last)
+    out, err = last.communicate(timeout=300)
+    assert last.returncode == 0, err
+    assert "Beside, not judged: another network" in out
+    assert rows(folder) == rows(beside_trained.folder)
+    assert outcome(folder) == outcome(beside_trained.folder)
+    assert scraps(folder) == []
+    check_attempts(folder, beside_trained)
+    assert gone(below, 30.0)
 
 
 @pytest.mark.slow
@@ -205,7 +237,7 @@ def test_two_runs_of_one_folder_share_the_work(
     assert rows(folder) == rows(finished.folder)
     assert outcome(folder) == outcome(finished.folder)
     assert scraps(folder) == []
-    check_attempts(folder)
+    check_attempts(folder, finished)
     assert all(attempts(cell) == 1 for cell in (folder / "cells").iterdir())
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from isoattn.ablate.records import CellResult, StudyResults
 from isoattn.ablate.report import write_report
+from isoattn.ablate.selection import edges
 from isoattn.ablate.study import Study
 from isoattn.ablate.summary import final_table, reference_table, summarise
 
@@ -89,6 +90,19 @@ def test_a_reference_has_its_own_rate_and_a_difference_to_the_baseline() -> None
     assert row["parameters"] == 161_290
     assert row["costs"]["step_ms"] > 0
     assert row["options"] == BESIDE["references"]["MLP"]
+
+
+def test_the_grid_of_a_reference_grows_by_its_own_best_rate_alone() -> None:
+    study, results = beside(factors={}, reference_levels={})
+    rates = study.search.values
+    at_edge = [
+        change(c, metrics={"val/accuracy": 0.9 - c.learning_rate})
+        for c in results.references
+        if c.arm == "MLP" and c.stage == "search"
+    ]
+    assert edges(study.of_reference("MLP"), at_edge, rates) == {"low"}
+    assert edges(study.of_reference("GCN"), results.references, rates) == set()
+    assert edges(study, [*results.cells, *at_edge], rates) == set()
 
 
 def test_a_reference_at_one_level_stands_beside_the_others_too() -> None:

@@ -105,6 +105,23 @@ def mode_min() -> tuple[Study, StudyResults]:
     return study, dataclasses.replace(plain, cells=cells, baselines={"1-NN": 0.05})
 
 
+def beside(spoil: Callable[[CellResult], CellResult]) -> tuple[Study, StudyResults]:
+    """References, one of them at one level only, and swaps."""
+    study = make_study(
+        references={"GCN": {"model.network": "GCN"}, "<MLP>": {"model.network": "MLP"}},
+        reference_levels={"GCN": {"lpi": "off"}},
+        swaps=["Softmax", "Linear", "Zero"],
+    )
+    return study, make_results(study, spoil=spoil)
+
+
+def with_references_to_come() -> tuple[Study, StudyResults]:
+    study, results = beside(lambda c: c)
+    return study, dataclasses.replace(
+        results, references=[], unfinished=len(results.references), costs=[]
+    )
+
+
 CASES: dict[str, Callable[[], tuple[Study, StudyResults]]] = {
     "full": lambda: (make_study(), make_results(make_study())),
     "smoke": smoke,
@@ -117,6 +134,10 @@ CASES: dict[str, Callable[[], tuple[Study, StudyResults]]] = {
     "all failed": lambda: spoiled(failed),
     "some failed": lambda: spoiled(lambda c: failed(c) if c.seed in (2, 100) else c),
     "mode min": mode_min,
+    "beside": lambda: beside(lambda c: c),
+    "references failed": lambda: beside(lambda c: failed(c) if c.arm == "GCN" else c),
+    "references diverged": lambda: beside(lambda c: diverged(c) if c.arm == "GCN" else c),
+    "references to come": with_references_to_come,
 }
 
 
@@ -140,7 +161,8 @@ def test_every_kind_of_study_has_a_report(
         assert " ".join(sentence.split()) in page.text
     assert not re.search(r"\b(nan|inf|None)\b", page.text), name
     if results.unfinished:
-        assert f"Unfinished: {len(results.cells)} of 160 cells" in page.text
+        planned = len(results.cells) + results.unfinished
+        assert f"Unfinished: {len(results.cells)} of {planned} cells" in page.text
 
 
 def test_the_page_needs_nothing_else(case: tuple[str, Study, StudyResults, ReportPaths]) -> None:
@@ -180,8 +202,9 @@ def test_every_cell_is_in_the_csv(case: tuple[str, Study, StudyResults, ReportPa
     _, study, results, paths = case
     with paths.csv.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert sorted(row["cell"] for row in rows) == sorted(cell.cell for cell in results.cells)
-    by_id = {cell.cell: cell for cell in results.cells}
+    cells = [*results.cells, *results.references]
+    assert sorted(row["cell"] for row in rows) == sorted(cell.cell for cell in cells)
+    by_id = {cell.cell: cell for cell in cells}
     for row in rows:
         cell = by_id[row["cell"]]
         assert (float(row["learning_rate"]), row["status"]) == (cell.learning_rate, cell.status)
@@ -191,9 +214,10 @@ def test_every_cell_is_in_the_csv(case: tuple[str, Study, StudyResults, ReportPa
 
 
 def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
-    study = make_study()
-    results = make_results(study)
-    reversed_results = dataclasses.replace(results, cells=results.cells[::-1])
+    study, results = beside(lambda c: c)
+    reversed_results = dataclasses.replace(
+        results, cells=results.cells[::-1], references=results.references[::-1]
+    )
     one = write_report(study, results, tmp_path / "a", differences="a\nb")
     two = write_report(study, reversed_results, tmp_path / "b", differences="a\nb")
     for name in ("markdown", "html", "csv", "json"):

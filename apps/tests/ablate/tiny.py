@@ -47,11 +47,27 @@ TINY: dict[str, Any] = {
     "claim": False,
 }
 
+BESIDE: dict[str, Any] = {
+    "overrides": {**OPTIONS, "trainer.max_epochs": 1},
+    "search": {"values": [0.001, 0.006], "seeds": [100], "extend": 1},
+    "references": {"ViT": {"model.network": "isoattn.vision.ViT"}},
+    "swaps": ["Softmax", "Zero"],
+}
+"""For :func:`two_cells`: a search, another network beside the arms, test-time swaps."""
+
 PLANTED = '''
 """Attentions that are broken on purpose."""
 import os, signal
 import torch
 from isoattn.core import Softmax
+from isoattn.vision import ViT
+
+class BrokenViT(ViT):
+    """Another network, which raises while training."""
+    def forward(self, images):
+        if self.training:
+            raise IndexError("planted network")
+        return super().forward(images)
 
 class Greedy(Softmax):
     """Draws from the global generator when it is built (P2)."""
