@@ -11,10 +11,11 @@ from typing import Literal
 
 from isoattn.wsi.features.build import build_encoder
 from isoattn.wsi.features.config import ExtractOptions
-from isoattn.wsi.features.extract import SlideOutcome
+from isoattn.wsi.features.extract import SlideOutcome, pick_device
 from isoattn.wsi.features.files import remove_stale
 from isoattn.wsi.features.workers import Task, Worker, in_processes
 from isoattn.wsi.slides import find_slides, slide_name
+from isoattn.wsi.slides.discover import SUFFIXES
 
 Progress = Callable[[SlideOutcome, int, int], None]
 """Called after each slide with its outcome, the number of slides finished, and of all slides."""
@@ -84,6 +85,7 @@ def extract_slides(
 
     Raises:
         EncoderError: the encoder cannot be built.
+        ValueError: there is no such device.
         UnreadableSlide: there are no slides, or two have the same name.
 
     Example:
@@ -94,6 +96,8 @@ def extract_slides(
     if jobs < 1:
         raise ValueError(f"jobs is 1 or more, got {jobs}")
     start = time.perf_counter()
+    if engine == "processes":
+        pick_device(options.device, 0)  # said here, for in a worker it would look like a crash
     slides = find_slides(source)
     overrides = mpp_overrides or {}
     unknown = sorted(set(overrides) - {slide_name(path) for path in slides})
@@ -145,7 +149,9 @@ def read_mpp_table(path: str | Path) -> dict[str, float]:
         table: dict[str, float] = {}
         for line, row in enumerate(reader, start=2):
             try:
-                table[slide_name(Path(row["slide"]))] = float(row["mpp"])
+                file = Path(row["slide"])
+                known = file.suffix.lower() in SUFFIXES
+                table[slide_name(file) if known else file.name] = float(row["mpp"])
             except ValueError as error:
                 raise ValueError(
                     f"{path}, line {line}: mpp is a number such as 0.5, got {row['mpp']!r}"

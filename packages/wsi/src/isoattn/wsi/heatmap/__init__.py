@@ -4,6 +4,7 @@ from isoattn.wsi.heatmap.geojson import save_geojson, tiles_to_geojson
 from isoattn.wsi.heatmap.picture import Scale, save_heat_map
 from isoattn.wsi.heatmap.tile_scores import TileScores, score_map
 from isoattn.wsi.heatmap.truth import TruthScores, compare_with_truth
+from isoattn.wsi.heatmap.write import write_heat_map
 
 __all__ = [
     "Scale",
@@ -14,4 +15,5 @@ __all__ = [
     "save_heat_map",
     "score_map",
     "tiles_to_geojson",
+    "write_heat_map",
 ]

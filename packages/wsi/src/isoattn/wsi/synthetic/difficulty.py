@@ -23,13 +23,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from isoattn.wsi.features.extract import features_path
 from isoattn.wsi.features.formats import read_features
 from isoattn.wsi.slides import area_share
 from isoattn.wsi.synthetic.layout import CELL, TUMOUR
-from isoattn.wsi.synthetic.records import SlideRecord
+from isoattn.wsi.synthetic.records import SlideRecord, read_mask
 
 Floats = NDArray[np.float32]
 
@@ -95,15 +94,21 @@ def _regression(penalties: Sequence[float] = PENALTIES) -> Any:
     from sklearn.preprocessing import StandardScaler
 
     if len(penalties) == 1:
-        return make_pipeline(StandardScaler(), LogisticRegression(C=penalties[0], max_iter=200))
-    return make_pipeline(
-        StandardScaler(), LogisticRegressionCV(Cs=penalties, cv=5, max_iter=2000, scoring="roc_auc")
+        return make_pipeline(StandardScaler(), LogisticRegression(C=penalties[0], max_iter=300))
+    model = LogisticRegressionCV(
+        Cs=penalties,
+        cv=5,
+        l1_ratios=(0.0,),
+        max_iter=2000,
+        scoring="roc_auc",
+        use_legacy_attributes=False,
     )
+    return make_pipeline(StandardScaler(), model)
 
 
 def _read(folder: Path, features: Path, record: SlideRecord) -> tuple[Floats, Floats]:
     """Features (N, D) and share of tumour (N,) of a slide's tiles."""
     found = read_features(features_path(features, record.slide_id))
-    mask = np.asarray(Image.open(folder / record.mask)) == TUMOUR
+    mask = read_mask(folder, record) == TUMOUR
     assert found.coords_N2 is not None and found.side is not None
     return found.features_ND.numpy(), area_share(mask, CELL, found.coords_N2, found.side)

@@ -50,10 +50,10 @@ class CohortOptions:
 
     slides: int = 48
     task: Task = "presence"
-    size: int = 1536
+    size: int = 1024
     mpp: float = 0.5
     tissue: float = 0.6
-    tumour: tuple[float, float] = (0.005, 0.02)
+    tumour: tuple[float, float] = (0.015, 0.04)
     islands: int = 2
     mimics: float = 1.0
     contrast: float = 1.0
@@ -71,7 +71,7 @@ class CohortOptions:
         low, high = self.tumour
         if not 0 < low <= high <= 0.2:
             raise ValueError(
-                f"tumour is a range within 0..0.2, such as (0.005, 0.02); got {self.tumour}"
+                f"tumour is a range within 0..0.2, such as (0.01, 0.04); got {self.tumour}"
             )
         if self.size % CELL or self.size < 256:
             raise ValueError(f"size is a multiple of {CELL} from 256 on, got {self.size}")

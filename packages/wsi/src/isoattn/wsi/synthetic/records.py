@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from PIL import Image
+
 from isoattn.wsi.features.files import whole_file
+from isoattn.wsi.synthetic.layout import Cells
 
 CLASSES = ("negative", "positive")
 Part = Literal["train", "val", "test"]
@@ -58,3 +62,9 @@ def read_labels(path: Path) -> list[SlideRecord]:
         SlideRecord(**{k: float(v) if k in numbers else v for k, v in row.items()})  # type: ignore[arg-type]
         for row in rows
     ]
+
+
+def read_mask(folder: Path, record: SlideRecord) -> Cells:
+    """The map of a slide's cells, whose kinds :mod:`isoattn.wsi.synthetic.layout` names."""
+    with Image.open(folder / record.mask) as image:
+        return np.asarray(image, dtype=np.uint8)
