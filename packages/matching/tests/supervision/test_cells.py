@@ -10,15 +10,17 @@ from isoattn.matching.supervision.cells import all_points, mutual_cells, nearest
 
 
 @given(
-    rows=st.integers(1, 9), columns=st.integers(1, 9), x=st.floats(-4, 3.9), y=st.floats(-4, 3.9)
+    rows=st.integers(1, 9),
+    columns=st.integers(1, 9),
+    x=st.floats(-3.9, 3.9),
+    y=st.floats(-3.9, 3.9),
 )
 @settings(deadline=None)
 def test_a_cell_is_the_nearest_of_what_lies_within_half_of_it(rows, columns, x, y):
     grid = (rows, columns)
     numbers = torch.arange(rows * columns)
     points = cell_points(numbers, grid) + torch.tensor([x, y])
-    inner = nearest_cells(points[None], grid)[0]
-    assert torch.equal(inner, numbers) or abs(x) == 4 or abs(y) == 4
+    assert torch.equal(nearest_cells(points[None], grid)[0], numbers)
 
 
 def test_what_is_off_the_map_or_unknown_has_no_cell():

@@ -71,6 +71,35 @@ def test_a_batch_without_ground_truth():
     assert truth.known_B.tolist() == [False] and truth.shape == (1, 6, 6) and len(truth.b) == 0
 
 
+def test_half_precision_around_it_changes_nothing():
+    # A training step runs in autocast, which rounds every matrix product.
+    shift = torch.tensor([[1.0, 0.01, 301.3], [0.0, 1, 7.7], [1e-5, 0, 1]])
+    camera = torch.tensor([[333.0, 0, 401], [0, 333, 203], [0, 0, 1]])
+    pose = torch.eye(4)
+    pose[0, 3] = 0.31
+    depth = torch.full((400, 800), 3.3)
+    pairs = [
+        Pair(image(400, 800), image(400, 800), 0, homography=shift),
+        Pair(
+            image(400, 800),
+            image(400, 800),
+            1,
+            depth0=depth,
+            depth1=depth,
+            intrinsics0=camera,
+            intrinsics1=camera,
+            pose=pose,
+        ),
+    ]
+    plain = supervise(collate(pairs))
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = supervise(collate(pairs))
+    assert len(plain.b) > 5000 and torch.equal(rounded.j, plain.j)
+    torch.testing.assert_close(
+        rounded.warped0_BL2, plain.warped0_BL2, rtol=0, atol=0, equal_nan=True
+    )
+
+
 def test_the_released_rule_is_passed_on():
     depth, camera = torch.full((16, 24), 2.0), torch.eye(3)
     pair = Pair(

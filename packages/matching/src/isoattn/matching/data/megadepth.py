@@ -47,13 +47,9 @@ class MegaDepth(PosedSource):
         per_scene: int | None = 100,
         depth: bool = True,
     ) -> None:
-        self.root = Path(root)
-        self.indices = {"train": train_index, "val": val_index, "test": test_index}
-        self.resize = resize
-        self.min_overlap = min_overlap
-        self.per_scene = per_scene
-        self.read_depth = depth
-        self.labelled = depth
+        indices: dict[Split, str | None] = {"train": train_index, "val": val_index}
+        indices["test"] = test_index
+        super().__init__(root, indices, resize, min_overlap, per_scene, depth)
 
     def _scene(self, path: Path, split: Split) -> Scene:
         existing_folder(

@@ -19,8 +19,8 @@ from isoattn.matching.data.synthetic import BuiltinPairs
 
 log = logging.getLogger(__name__)
 
-# Beyond this many files a fingerprint covers names and sizes, not contents.
-CONTENT_LIMIT = 20_000
+# Beyond this many bytes a fingerprint covers names and sizes, not contents.
+CONTENT_LIMIT = 2**28
 
 
 class PairData(LightningDataModule):
@@ -133,9 +133,10 @@ class PairData(LightningDataModule):
             facts = {"split": split, "source": type(source).__name__} | source.describe()
             digest.update(repr(sorted(facts.items())).encode())
             files = source.files(split)
-            for file in files:
-                digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-                if len(files) <= CONTENT_LIMIT:
+            sizes = [file.stat().st_size for file in files]
+            for file, size in zip(files, sizes, strict=True):
+                digest.update(f"{file.name}\0{size}\0".encode())
+                if sum(sizes) <= CONTENT_LIMIT:
                     digest.update(file.read_bytes())
         return digest.hexdigest()
 

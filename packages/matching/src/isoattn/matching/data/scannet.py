@@ -53,14 +53,10 @@ class ScanNet(PosedSource):
         pose_root: str | None = None,
         frame: tuple[int, int] = (480, 640),
     ) -> None:
-        self.root = Path(root)
+        indices: dict[Split, str | None] = {"train": train_index, "val": val_index}
+        indices["test"] = test_index
+        super().__init__(root, indices, resize, min_overlap, per_scene, depth)
         self.intrinsics = Path(intrinsics)
-        self.indices = {"train": train_index, "val": val_index, "test": test_index}
-        self.resize = resize
-        self.min_overlap = min_overlap
-        self.per_scene = per_scene
-        self.read_depth = depth
-        self.labelled = depth
         self.pose_root = Path(pose_root) if pose_root is not None else self.root
         self.frame = (int(frame[0]), int(frame[1]))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -121,14 +120,35 @@ class ScenePairs(Dataset[Pair]):
 
 
 class PosedSource(PairSource):
-    """Scenes by index files; a split is there where an index was given for it."""
+    """Scenes by index files; a split is there where an index was given for it.
 
-    root: Path
-    resize: ResizeOptions
-    per_scene: int | None
-    min_overlap: float
-    read_depth: bool
-    indices: dict[Split, str | None]
+    Args:
+        root: folder that names are relative to.
+        indices: an npz file, or a folder of them, for each split; ``None``: no such split.
+        resize: of the images; depth and K follow.
+        min_overlap: pairs at or below it are left out in training.
+        per_scene: pairs of each index file in a training epoch; ``None``: all.
+        depth: read the depth maps.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        indices: dict[Split, str | None],
+        resize: ResizeOptions,
+        min_overlap: float,
+        per_scene: int | None,
+        depth: bool,
+    ) -> None:
+        if per_scene is not None and per_scene < 1:
+            raise ValueError(f"per_scene must be 1 or more, or null for all; got {per_scene}")
+        self.root = Path(root)
+        self.indices = indices
+        self.resize = resize
+        self.min_overlap = min_overlap
+        self.per_scene = per_scene
+        self.labelled = self.read_depth = depth
+        self._scenes: dict[Split, list[Scene]] = {}
 
     @property
     def splits(self) -> tuple[Split, ...]:  # type: ignore[override]
@@ -142,10 +162,6 @@ class PosedSource(PairSource):
     @abstractmethod
     def _read_depth(self, path: Path) -> Tensor:
         """A depth map, float32 (H, W), 0 = unknown."""
-
-    @cached_property
-    def _scenes(self) -> dict[Split, list[Scene]]:
-        return {}
 
     def pairs(self, split: Split, seed: int) -> ScenePairs:
         """Pairs of a split; drawn anew each epoch in training, all in order otherwise."""

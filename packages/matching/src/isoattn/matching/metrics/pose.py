@@ -12,7 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isoattn.matching.geometry import essential_matrix, homogeneous, normalise_points
+from isoattn.matching.geometry import (
+    apply_matrix,
+    essential_matrix,
+    homogeneous,
+    normalise_points,
+)
 from isoattn.matching.metrics.robust import RobustOptions, shuffled
 
 LEAST_POINTS = 5
@@ -133,8 +138,8 @@ def epipolar_errors(
     ]
     essential_N33 = essential_matrix(pose_B44)[batch_index_N]
     lines = [
-        torch.einsum("nij,nj->ni", essential_N33, ends[0]),
-        torch.einsum("nji,nj->ni", essential_N33, ends[1]),
+        apply_matrix(essential_N33, ends[0][:, None])[:, 0],
+        apply_matrix(essential_N33.transpose(-2, -1), ends[1][:, None])[:, 0],
     ]
     residual_N = (ends[1] * lines[0]).sum(-1)
     weights = [1 / line_N3[:, :2].square().sum(-1) for line_N3 in lines]
@@ -148,7 +153,7 @@ def line_distance(points0_N2: Tensor, points1_N2: Tensor, fundamental_33: Tensor
         points0_N2, points1_N2: matches in pixels.
         fundamental_33: F with x1^T F x0 = 0.
     """
-    line_N3 = homogeneous(points0_N2) @ fundamental_33.T
+    line_N3 = apply_matrix(fundamental_33, homogeneous(points0_N2))
     residual_N = (homogeneous(points1_N2) * line_N3).sum(-1)
     distance_N: Tensor = residual_N.abs() / line_N3[:, :2].norm(dim=-1)
     return distance_N
