@@ -42,9 +42,12 @@ def first_row(
     own = core.capability
     # One query where its output is its own affair: softmax is O(n) then.
     q = q_BHND[:, :, :1] if own.cross and own.independent_queries else q_BHND
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
+        # Copies: what was made in inference mode cannot take part in a gradient.
+        q, k = q.detach().clone(), k_BGND.detach().clone()
+        mask = None if key_mask is None else key_mask.clone()
         # As wide as the heads: with another width torch's softmax kernel holds N x N numbers.
-        v = torch.zeros_like(k_BGND).requires_grad_()
-        out = core(q.detach(), k_BGND.detach(), v, key_mask=key_mask)
+        v = torch.zeros_like(k).requires_grad_()
+        out = core(q, k, v, key_mask=mask)
         (rows,) = torch.autograd.grad(out[:, :, 0, 0].sum(), v)
     return rows[..., 0], rows.new_zeros(rows.shape[:2])
