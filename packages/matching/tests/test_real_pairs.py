@@ -33,7 +33,8 @@ def correlation(pair: Pair) -> float:
 
 
 def test_graf_goes_from_the_first_image_to_the_others(real_pairs):
-    data = OxfordSequence(str(real_pairs / "oxford_graf")).pairs("test", 0)
+    quarter = ResizeOptions(shorter=240)
+    data = OxfordSequence(str(real_pairs / "oxford_graf"), quarter).pairs("test", 0)
     assert len(data) == 5
     # At full size: .90 .87 .86 .84 .79.
     for index, least in enumerate((0.86, 0.83, 0.80, 0.79, 0.74)):
@@ -51,9 +52,9 @@ def test_the_homography_of_opencv_is_that_of_oxford(real_pairs):
 
 
 def test_aloe(real_pairs):
-    pair = Aloe(str(real_pairs / "opencv_samples"), ResizeOptions(longer=320)).pairs("test", 0)[0]
+    pair = Aloe(str(real_pairs / "opencv_samples"), ResizeOptions(longer=240)).pairs("test", 0)[0]
     assert correlation(pair) > 0.9
-    assert len(supervise(collate([pair])).b) > 500
+    assert len(supervise(collate([pair])).b) > 300
 
 
 def stored(folder: Path, name: str) -> dict[str, torch.Tensor]:
@@ -74,7 +75,7 @@ def test_official_matches_on_a_planar_pair(real_pairs):
 def test_the_truth_of_a_planar_pair_holds_its_points(real_pairs):
     data = stored(real_pairs, "loftr_outdoor_and_homography_data.pt")
     pair = Pair(
-        data["image0"][0, 0], data["image1"][0, 0], 0, homography=data["H_gt"].reshape(3, 3)
+        data["image0"][0, 0], data["image1"][0, 0], 0, homography=data["H_gt"].reshape(3, 3).float()
     )
     truth = supervise(collate([pair]))
     assert len(truth.b) > 1000 and correlation(pair) > 0.6

@@ -28,6 +28,9 @@ def test_what_is_trained_on_and_what_is_held_out():
     names = {split: {photo.name for photo in builtin_photos(split)} for split in SPLITS}
     assert len(names["train"]) == 18 and not names["train"] & HELD_OUT
     assert names["val"] == names["test"] == HELD_OUT | TEXTURES
+    for split, share in (("train", 4 / 18), ("val", 4 / 16), ("test", 4 / 16)):
+        textures = [photo.texture for photo in builtin_photos(split)]
+        assert sum(textures) / len(textures) == share
     assert not any("motorcycle" in name for name in set().union(*names.values()))
     for split in SPLITS:
         found = builtin_photos(split)

@@ -58,6 +58,7 @@ TEXTURES = {
     "gravel": (*SKIMAGE, "gravel.png"),
 }
 
+HELD_OUT_SHARES = 3
 SMALLEST = 16
 """Pixels along the shorter side of a photo."""
 
@@ -149,13 +150,18 @@ def halvings(image_HW: Tensor) -> tuple[Tensor, ...]:
 
 
 def builtin_photos(split: Split, textures: bool = True) -> list[PhotoFile]:
-    """The packaged photos of a split, in the order of names; no pixel is in two splits.
+    """The packaged photos of a split, one entry for each share of the pairs.
+
+    No pixel is in two splits. A held-out photo has three shares, so that textures are a quarter of
+    the pairs that are scored, about as many as of those that are trained on.
 
     Raises:
         FileNotFoundError: a package or one of its files is not installed; names it.
     """
     photos = TRAIN_PHOTOS if split == "train" else HELD_OUT_PHOTOS
     found = [_packaged(name, at, PHOTO_BOXES[split], False) for name, at in photos.items()]
+    if split != "train":
+        found *= HELD_OUT_SHARES
     if textures:
         found += [_packaged(name, at, TEXTURE_BOXES[split], True) for name, at in TEXTURES.items()]
     return found
