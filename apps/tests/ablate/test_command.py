@@ -13,7 +13,7 @@ from isoattn.ablate.study import load_study
 from isoattn.apps.vision.study import VisionStudy
 
 from .conftest import Finished
-from .tiny import OPTIONS, Outcome, outcome, rows, run_command, two_cells, write_study
+from .tiny import OPTIONS, Outcome, outcome, rows, run_command, tiny, two_cells, write_study
 
 
 def ablate(*argv: str | Path) -> Outcome:
@@ -52,6 +52,9 @@ def test_help(verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None
         (("report", "marked_rows"), "holds no study yet: isoattn ablate run marked_rows"),
         (("report", "."), "is no study folder: it has no registered.json"),
         (("plan", "marked_rows", "--import", "no_such_module"), "--import no_such_module"),
+        (("plan", "marked_rows", "--set", "data.batch_size"), "must be OPTION=VALUE"),
+        (("plan", "marked_rows", "--set", "model.attention=Zero"), "sets the attention"),
+        (("plan", "marked_rows", "--set", "data.bach_size=3"), "batch_size"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(argv: tuple[str, ...], message: str) -> None:
@@ -211,3 +214,15 @@ def test_users_own_attention_takes_part(elsewhere: Path) -> None:
     assert one["status"] == two["status"] == "done"
     assert one["test/accuracy"] == two["test/accuracy"]
     assert (elsewhere / "out" / "costs.json").is_file()
+
+
+def test_an_option_for_all_cells_is_registered(tmp_path: Path) -> None:
+    file = write_study(tmp_path, tiny())
+    study = load_study(file, overrides={"data.batch_size": 8})
+    assert study.overrides == {**OPTIONS, "data.batch_size": 8}
+    result = ablate("plan", file, "--set", "data.batch_size=8", "--set", "trainer.max_epochs=1")
+    assert result.code == 0, result.err
+    Engine(study, tmp_path / "out", RunSettings()).register()
+    refused = ablate("report", tmp_path / "out", "--set", "data.batch_size=4")
+    assert refused.code == 2 and refused.short
+    assert "--preset, --set and --out go with the name of a study" in refused.err

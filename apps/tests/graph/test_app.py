@@ -103,7 +103,7 @@ def test_seeds_differ_and_noise_is_not_frozen(isoattn):
 def test_what_a_run_says_and_records(club_run):
     _, run = club_run
     kept = result(run)
-    assert (kept["data"], kept["nodes"], kept["edges"]) == ("nodes", 34, 156)
+    assert (kept["data"], kept["nodes"], kept["edges"]) == ("files", 34, 156)
     assert 0 < kept["attention_flops"] < kept["forward_flops"]
     assert kept["attention"]["class_path"] == "isoattn.core.GumbelFavor"
     assert yaml.safe_load((run / "config.yaml").read_text())["model"]["loss"]["class_weight"] == (
@@ -114,7 +114,7 @@ def test_what_a_run_says_and_records(club_run):
 def test_own_files_are_described_before_training(isoattn, karate):
     done = isoattn("fit", karate, *SMALL, "--run.name=a")
     assert done.code == 0, done.err
-    assert "nodes: 34 nodes (12 train, 12 val, 10 test), 156 edge entries, 2 features" in done.err
+    assert "club: 34 nodes (12 train, 12 val, 10 test), 156 edge entries, 2 features" in done.err
     assert "next    isoattn graph test --ckpt_path" in done.out
 
 
@@ -165,7 +165,7 @@ def test_another_number_of_features_is_refused(isoattn, club_run, tmp_path):
         '--data.predict_source.feature_columns=["degree"]',
     )
     assert refused.code == 2 and refused.short
-    assert "nodes has 1 features a node, the model takes 2" in refused.err
+    assert "other has 1 features a node, the model takes 2" in refused.err
 
 
 @pytest.mark.parametrize(
@@ -176,6 +176,7 @@ def test_another_number_of_features_is_refused(isoattn, club_run, tmp_path):
         (("--config=minesweeper", "--data.source.root=nowhere"), "minesweeper.npz"),
         (("nowhere",), "There is no nowhere. Give nodes.csv"),
         (("--data.source.neighbours=3",), "neighbors"),
+        (("x.npz",), "There is no x.npz"),
         (("--model.network.hiden=3",), "hidden"),
         (("--model.loss.edge_reg=1", "--model.attention=Linear"), "gives no probability"),
     ],

@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import yaml
+
 from isoattn.ablate.cost_command import add_cost, run_cost
 from isoattn.ablate.differences import difference_text, reference_text
 from isoattn.ablate.domain import shipped_studies, study_app
@@ -80,6 +82,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MODULE",
         help="import a module of yours first, so that arms can name its attentions",
     )
+    common.add_argument(
+        "--set",
+        dest="overrides",
+        type=_option,
+        action="append",
+        default=[],
+        metavar="OPTION=VALUE",
+        help="an option for all cells, such as data.source.root=FOLDER; registered with the study",
+    )
     common.add_argument("--out", type=Path, help="study folder; default runs/ablate/STUDY-PRESET")
 
     plan = verbs.add_parser("plan", parents=[common], help="print cells, differences and cost")
@@ -111,6 +122,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _option(text: str) -> tuple[str, Any]:
+    """``a.b=3`` as (``a.b``, 3)."""
+    key, equals, value = text.partition("=")
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError:
+        parsed = value
+    if not key.strip() or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} must be OPTION=VALUE")
+    return key.removeprefix("--"), parsed
+
+
 def _load(options: Any) -> tuple[Study, Path]:
     """The study and its folder; a study folder stands for the study registered in it."""
     path = Path(options.study)
@@ -120,10 +143,14 @@ def _load(options: Any) -> tuple[Study, Path]:
     registered = registered_study(path)
     if registered is None:
         raise UserError(f"{path} is no study folder: it has no {REGISTERED}.")
-    if options.preset not in (None, registered.preset) or options.out not in (None, path):
+    if (
+        options.overrides
+        or options.preset not in (None, registered.preset)
+        or options.out not in (None, path)
+    ):
         raise UserError(
-            f"{path} holds the preset {registered.preset} already; --preset and --out go with the "
-            "name of a study or a study file."
+            f"{path} holds the preset {registered.preset} already; --preset, --set and --out go "
+            "with the name of a study or a study file."
         )
     return registered, path
 
@@ -131,11 +158,11 @@ def _load(options: Any) -> tuple[Study, Path]:
 def _read(options: Any) -> Study:
     path = Path(options.study)
     if path.is_file():
-        return load_study(path, options.preset)
+        return load_study(path, options.preset, dict(options.overrides))
     known, name = shipped_studies(), options.study.removesuffix(".yaml")
     if name not in known:
         raise UserError(f"There is no study {options.study!r}. {near(name, known)}")
-    return load_study(known[name], options.preset)
+    return load_study(known[name], options.preset, dict(options.overrides))
 
 
 def _plan(options: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from isoattn.ablate.cells import Cell, has_dotted, make_cell, resolved_arm
@@ -13,9 +13,9 @@ from isoattn.ablate.errors import near_names
 from isoattn.ablate.records import CellResult
 from isoattn.ablate.selection import chosen_rates
 from isoattn.ablate.study import Study, StudyError, level_name
+from isoattn.apps.base.class_paths import own_modules
 from isoattn.apps.base.errors import UserError
 
-_OURS = ("isoattn.", "lightning.", "torch.")
 Case = tuple[str, dict[str, str], dict[str, Any]]
 """(name of an arm or reference, levels, resolved config)."""
 
@@ -73,8 +73,7 @@ class Plan:
     @property
     def modules(self) -> list[str]:
         """Modules of the user's that hold a class of any config; each cell imports them first."""
-        paths = {path for config in self._bases.values() for path in _class_paths(config)}
-        return sorted({p.rpartition(".")[0] for p in paths if not p.startswith(_OURS)})
+        return own_modules(self._bases.values())
 
     def _cases(self, reference: str | None) -> list[Case]:
         own = self._own(reference)
@@ -245,15 +244,3 @@ class Plan:
 
 def _argument(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _class_paths(config: Any) -> Iterator[str]:
-    """Every class that a nested config names."""
-    if isinstance(config, dict):
-        for key, value in config.items():
-            if key == "class_path":
-                yield str(value)
-            yield from _class_paths(value)
-    elif isinstance(config, list):
-        for value in config:
-            yield from _class_paths(value)

@@ -72,7 +72,8 @@ class ArmCost:
         levels: factor -> level.
         forward_flops: of the whole network for one sample, by closed forms and counter.
         attention_flops: the part of the attention cores.
-        step_ms: median milliseconds of forward + backward + optimiser step.
+        step_ms: median milliseconds of forward + backward + optimiser step, processor time of the
+            one thread that is used.
         step_ms_iqr: interquartile range of it.
         forward_ms: median milliseconds of the forward pass.
         peak_mib: peak resident memory above the idle process, of a child that runs training steps.

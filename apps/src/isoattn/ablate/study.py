@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -200,13 +201,23 @@ def level_name(levels: dict[str, str]) -> str:
     return ",".join(f"{factor}={level}" for factor, level in levels.items()) or "all"
 
 
-def load_study(path: Path, preset: str | None = None) -> Study:
+def load_study(
+    path: Path, preset: str | None = None, overrides: Mapping[str, Any] | None = None
+) -> Study:
     """Read a study file and one of its presets (the file's ``default_preset`` if none is named).
+
+    Args:
+        path: of the file.
+        preset: name of one of its presets.
+        overrides: dotted options -> values, on top of the file's own overrides.
 
     Raises:
         StudyError: unreadable, an unknown key or preset (with near names), a missing part.
     """
-    return study_from_dict(read_study_file(path, preset), where=str(path))
+    raw = read_study_file(path, preset)
+    if overrides:
+        raw["overrides"] = {**(raw.get("overrides") or {}), **overrides}
+    return study_from_dict(raw, where=str(path))
 
 
 def study_from_dict(raw: dict[str, Any], *, where: str) -> Study:

@@ -8,6 +8,8 @@ imported with ``--import``, and modules that already define a class of a kind we
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from jsonargparse import set_parsing_settings
 from lightning.pytorch import LightningDataModule
@@ -41,6 +43,24 @@ def options_of_classes(option: str, name: str | None = None) -> list[str]:
     supplied = 2 if option == "model.attention" else 0
     own = [list(inspect.signature(cls).parameters)[supplied:] for cls in chosen]
     return list(dict.fromkeys(p for parameters in own for p in parameters))
+
+
+def own_modules(configs: Iterable[Any]) -> list[str]:
+    """Modules of the user's that hold a class of any of these configs."""
+    paths = {path for config in configs for path in _class_paths(config)}
+    return sorted({p.rpartition(".")[0] for p in paths if p.split(".")[0] not in _ALLOWED})
+
+
+def _class_paths(config: Any) -> Iterator[str]:
+    """Every class that a nested config names."""
+    if isinstance(config, dict):
+        for key, value in config.items():
+            if key == "class_path":
+                yield str(value)
+            yield from _class_paths(value)
+    elif isinstance(config, list):
+        for value in config:
+            yield from _class_paths(value)
 
 
 def allow_imported_classes() -> None:

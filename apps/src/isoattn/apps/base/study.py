@@ -6,9 +6,7 @@ import hashlib
 import importlib
 import io
 import multiprocessing
-import resource
 import statistics
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +24,10 @@ from isoattn.ablate.domain import Scores, Weights
 from isoattn.ablate.records import ArmCost
 from isoattn.ablate.worker import end_with_parent
 from isoattn.apps.base.arguments import Arguments, prepare
+from isoattn.apps.base.class_paths import own_modules
 from isoattn.apps.base.cli import AppCLI
 from isoattn.apps.base.files import write_atomic
+from isoattn.apps.base.peak import forget_peak, resident_peak
 from isoattn.apps.base.reproducible import parameter_counts
 from isoattn.apps.base.run import run_prepared
 from isoattn.core import (
@@ -228,32 +228,35 @@ class AppStudy(ABC):
     def _step_times(
         self, configs: list[dict[str, Any]], warmup: int, repeats: int
     ) -> list[tuple[float, float, float]]:
-        """Per config: median and IQR of a training step and median of a forward pass, in ms."""
+        """Per config: median and IQR of a training step and median of a forward pass, in ms.
+
+        Of processor time: there is one thread, and another process does not count as a slow arm.
+        """
         cases = [_Stepper(self, config) for config in configs]
         steps: list[list[float]] = [[] for _ in cases]
         forwards: list[list[float]] = [[] for _ in cases]
         for round_ in range(warmup + repeats):
             for number, case in enumerate(cases):  # A B C A B C: what disturbs, disturbs all alike
-                start = time.perf_counter()
+                start = time.process_time()
                 case.step()
-                middle = time.perf_counter()
+                middle = time.process_time()
                 case.forward()
                 if round_ >= warmup:
                     steps[number].append(1e3 * (middle - start))
-                    forwards[number].append(1e3 * (time.perf_counter() - middle))
+                    forwards[number].append(1e3 * (time.process_time() - middle))
         return [
             (statistics.median(s), _iqr(s), statistics.median(f))
             for s, f in zip(steps, forwards, strict=True)
         ]
 
     def _peak_memory(self, config: dict[str, Any]) -> float:
-        """MiB that three training steps add to the peak of a fresh process."""
+        """MiB that three training steps add to what is resident in a fresh process."""
         case = _Stepper(self, config)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        forget_peak()  # building may take more than a step
+        before = resident_peak()
         for _ in range(3):
             case.step()
-        unit = 2**20 if sys.platform == "darwin" else 2**10
-        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / unit
+        return (resident_peak() - before) / 2**20
 
 
 class _Stepper:
@@ -357,7 +360,7 @@ def _in_child(
     Args:
         function: what to call.
         arguments: its arguments.
-        arms: configs whose attentions the process has to know.
+        arms: configs whose classes the process has to know.
 
     Raises:
         RuntimeError: the call failed, or the process was lost (out of memory, killed).
@@ -365,8 +368,7 @@ def _in_child(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["isoattn.apps.warm"])
     # Classes are found by name among those imported: a user's module has to be there as well.
-    paths = {config["model"]["attention"]["class_path"] for config in arms}
-    modules = {find_attention(path).__module__ for path in paths}
+    modules = own_modules(arms)
     with ProcessPoolExecutor(
         1, mp_context=context, initializer=_start_child, initargs=(modules,)
     ) as child:
@@ -376,7 +378,7 @@ def _in_child(
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
-def _start_child(modules: set[str]) -> None:
+def _start_child(modules: list[str]) -> None:
     end_with_parent()
     for module in modules:
         importlib.import_module(module)

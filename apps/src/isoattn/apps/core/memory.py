@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import resource
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
-from pathlib import Path
 
 import torch
 
+from isoattn.apps.base.peak import forget_peak, resident_peak
 from isoattn.apps.core.arguments import import_modules
 from isoattn.apps.core.methods import Method, Sizes
 from isoattn.apps.core.timing import forward_only, train_step
@@ -55,13 +52,7 @@ def _peak(method: Method, sizes: Sizes, train: bool, threads: int, imports: Sequ
         before = torch.cuda.memory_allocated(sizes.device)
         step(run, x)
         return int(torch.cuda.max_memory_allocated(sizes.device) - before)
-    with suppress(OSError):  # Linux: start the count of the peak anew
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before = _resident_peak()
+    forget_peak()
+    before = resident_peak()
     step(run, x)
-    return max(0, _resident_peak() - before)
-
-
-def _resident_peak() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return max(0, resident_peak() - before)

@@ -123,6 +123,11 @@ class GraphCLI(AppCLI):
 
     def before_predict(self) -> None:
         """Weights of ``--init_from``; the graph to predict has to have the model's features."""
+        from isoattn.apps.graph.outputs import EMBEDDINGS, TABLES, check_suffix
+
+        for option, allowed in (("output", TABLES), ("embeddings", EMBEDDINGS)):
+            if self._option(option) is not None:
+                check_suffix(Path(self._option(option)), allowed)
         self.initialise()
         self.datamodule.check_features(self.model.in_dim)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
+import zipfile
 from pathlib import Path
 from typing import Any
 
 from isoattn.apps.base.errors import UserError
 
 _KNOWN = "nodes.csv (and edges.csv), a folder that holds them, a .graphml or a .npz file"
-_TABLES = "isoattn.graph.data.TableFiles"
 FEATURES = {"TableFiles": "feature_columns", "GraphMLFile": "features"}
 """The option that names the features, by the source."""
 _OF_TRAINING = ("nodes", "edges", "path", "split", "split_column", "split_attribute")
@@ -33,7 +33,7 @@ def source_spec(paths: list[str], like: dict[str, Any] | None = None) -> dict[st
         return spec
     shared = {k: v for k, v in like.get("init_args", {}).items() if k not in _OF_TRAINING}
     options = {**shared, **spec["init_args"]}
-    if spec["class_path"] == _TABLES:
+    if _leaf(spec) == "TableFiles":
         options["label_column"] = _labels(Path(options["nodes"]), options.get("label_column"))
     return {"class_path": spec["class_path"], "init_args": options}
 
@@ -47,11 +47,31 @@ def _spec(files: list[Path]) -> dict[str, Any]:
     suffixes = [file.suffix.lower() for file in files]
     if suffixes in ([".csv"], [".csv", ".csv"]):
         return _tables(*files)
-    if suffixes in ([".graphml"], [".npz"]):
-        kind = {".graphml": "GraphMLFile", ".npz": "NpzFile"}[suffixes[0]]
-        return {"class_path": f"isoattn.graph.data.{kind}", "init_args": {"path": str(files[0])}}
+    if suffixes == [".graphml"]:
+        return _source("GraphMLFile", path=str(files[0]))
+    if suffixes == [".npz"]:
+        return _npz(files[0])
     shown = " ".join(map(str, files))
     raise UserError(f"{shown} is no graph that can be read. Give {_KNOWN}.")
+
+
+def _npz(file: Path) -> dict[str, Any]:
+    """The kind of npz by what it holds: those of two collections, else plain arrays."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = {name.removesuffix(".npy") for name in archive.namelist()}
+    except (OSError, zipfile.BadZipFile):  # said where the arrays are read
+        names = set()
+    place = {"name": file.stem, "root": str(file.parent)}
+    if "node_features" in names:
+        return _source("Heterophilous", **place)
+    if "adj_indptr" in names:
+        return _source("GnnBenchmark", **place)
+    return _source("NpzFile", path=str(file))
+
+
+def _source(name: str, **options: str) -> dict[str, Any]:
+    return {"class_path": f"isoattn.graph.data.{name}", "init_args": options}
 
 
 def _folder(folder: Path) -> dict[str, Any]:
@@ -62,10 +82,10 @@ def _folder(folder: Path) -> dict[str, Any]:
 
 
 def _tables(nodes: Path, edges: Path | None = None) -> dict[str, Any]:
-    options: dict[str, Any] = {"nodes": str(nodes)}
+    options = {"nodes": str(nodes)}
     if edges is not None:
         options["edges"] = str(edges)
-    return {"class_path": _TABLES, "init_args": options}
+    return _source("TableFiles", **options)
 
 
 def _labels(nodes: Path, column: str | list[str] | None) -> str | list[str] | None:

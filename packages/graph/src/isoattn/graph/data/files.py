@@ -163,8 +163,9 @@ class TableFiles(TaskSource):
             y, classes = encode_labels([""] * len(ids))
         else:
             y, classes = _numbers(table, labels, self.nodes, len(ids)), list(labels)
+        folder = self.nodes.resolve().parent.name
         return build_task(
-            self.nodes.stem,
+            folder if self.nodes.stem == "nodes" else self.nodes.stem,
             x,
             self._pairs(x, place),
             y,
