@@ -84,7 +84,8 @@ def draw_cells(plan: Plan, options: CohortOptions) -> Cells:
     area = int(tissue.sum())
     low, high = np.log(options.tumour)
     tumour, other = np.exp(rng.uniform(low, high, 2))
-    gap = options.tile * 1.5 / CELL
+    # So far apart that a tile, however it lies, has no pixel of two islands and their soft edges.
+    gap = options.tile * 2**0.5 / CELL + 3
     if options.task == "presence":
         kind = TUMOUR if plan.positive else MIMIC
         islands = _split(kind, tumour * area, options.islands, rng)
