@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import lightning.pytorch as L
@@ -14,7 +14,7 @@ import yaml
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from isoattn.apps.base.arguments import Arguments, contradictions
+from isoattn.apps.base.arguments import Arguments, contradictions, prepare
 from isoattn.apps.base.checkpoints import (
     CheckpointOptions,
     EndWhereItCanBeSaved,
@@ -22,6 +22,7 @@ from isoattn.apps.base.checkpoints import (
     VerifiedCheckpointIO,
     select_again,
 )
+from isoattn.apps.base.class_paths import KINDS
 from isoattn.apps.base.errors import UserError
 from isoattn.apps.base.files import write_atomic, write_json
 from isoattn.apps.base.guard import NonFiniteGuard
@@ -69,8 +70,17 @@ class AppCLI(LightningCLI):
     model_type: ClassVar[type[L.LightningModule]]
     data_type: ClassVar[type[L.LightningDataModule]]
     user_errors: ClassVar[tuple[type[Exception], ...]] = ()
+    kinds: ClassVar[Mapping[str, type]] = {}
+    """Options of the app whose value is a class, with its base."""
+
+    @classmethod
+    def prepared(cls, argv: list[str]) -> Arguments:
+        """The command line as the parser takes it, see :func:`prepare`."""
+        KINDS.update(cls.kinds)  # of the app that runs: another may have gone before
+        return prepare(cls.app, argv, default_config=cls.default_config)
 
     def __init__(self, arguments: Arguments) -> None:
+        KINDS.update(self.kinds)
         self.arguments = arguments
         arguments.app = self
         self.run: RunFolder

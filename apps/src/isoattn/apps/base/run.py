@@ -14,7 +14,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from isoattn.apps.base.arguments import Arguments, prepare
+from isoattn.apps.base.arguments import Arguments
 from isoattn.apps.base.cli import AppCLI
 from isoattn.apps.base.errors import UserError, near
 from isoattn.apps.base.guard import NonFiniteError
@@ -49,7 +49,7 @@ def run_app(cli: type[AppCLI], argv: list[str], verbs: tuple[str, ...] = ()) -> 
 
 def execute(cli: type[AppCLI], argv: list[str]) -> int:
     """Prepare, build and run a command line; returns the exit status."""
-    return run_prepared(cli, prepare(cli.app, cli.rewrite(argv), default_config=cli.default_config))
+    return run_prepared(cli, cli.prepared(cli.rewrite(argv)))
 
 
 def run_prepared(cli: type[AppCLI], arguments: Arguments) -> int:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from isoattn.ablate.domain import Scores, Weights
 from isoattn.ablate.records import ArmCost
 from isoattn.ablate.worker import end_with_parent
-from isoattn.apps.base.arguments import Arguments, prepare
+from isoattn.apps.base.arguments import Arguments
 from isoattn.apps.base.class_paths import own_modules
 from isoattn.apps.base.cli import AppCLI
 from isoattn.apps.base.files import write_atomic
@@ -148,7 +148,7 @@ class AppStudy(ABC):
 
     def train(self, argv: list[str]) -> tuple[int, Any]:
         """Run ``fit``; the exit status and the app object."""
-        arguments = prepare(self.cli.app, argv, default_config=self.cli.default_config)
+        arguments = self.cli.prepared(argv)
         return run_prepared(_with(_NoReport, self.cli), arguments), arguments.app
 
     def score(
@@ -301,7 +301,7 @@ def resolve(cli: type[AppCLI], argv: list[str]) -> dict[str, Any]:
         cli: of the app.
         argv: subcommand first.
     """
-    arguments = prepare(cli.app, argv, default_config=cli.default_config)
+    arguments = cli.prepared(argv)
     config: dict[str, Any] = _with(_ParsesOnly, cli)(arguments).full_config
     return config
 

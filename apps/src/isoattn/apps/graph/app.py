@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning.pytorch as L
 from lightning.pytorch.cli import LightningArgumentParser
 
-from isoattn.apps.base.class_paths import KINDS
 from isoattn.apps.base.cli import AppCLI, say, say_metrics
 from isoattn.apps.graph.sources import FEATURES, source_spec
 from isoattn.core.training.checkpoint import CheckpointError, read_checkpoint
 from isoattn.graph.classifier import NodeClassifier
 from isoattn.graph.data import NodeData, TaskSource
 from isoattn.graph.models import KeyReport, NodeNetwork, count_flops, load_weights
-
-KINDS["model.network"] = NodeNetwork
-KINDS["data.source"] = TaskSource
-KINDS["data.predict_source"] = TaskSource
 
 _STARTS = ("--config", "-c", "--ckpt_path", "--init_from")
 """Options that say what a run starts from."""
@@ -34,6 +30,11 @@ class GraphCLI(AppCLI):
     model_type: ClassVar[type[L.LightningModule]] = NodeClassifier
     data_type: ClassVar[type[L.LightningDataModule]] = NodeData
     user_errors: ClassVar[tuple[type[Exception], ...]] = (ValueError, FileNotFoundError)
+    kinds: ClassVar[Mapping[str, type]] = {
+        "model.network": NodeNetwork,
+        "data.source": TaskSource,
+        "data.predict_source": TaskSource,
+    }
 
     @staticmethod
     def rewrite(argv: list[str]) -> list[str]:

@@ -70,8 +70,8 @@ def _npz(file: Path) -> dict[str, Any]:
     return _source("NpzFile", path=str(file))
 
 
-def _source(name: str, **options: str) -> dict[str, Any]:
-    return {"class_path": f"isoattn.graph.data.{name}", "init_args": options}
+def _source(kind: str, /, **options: str) -> dict[str, Any]:
+    return {"class_path": f"isoattn.graph.data.{kind}", "init_args": options}
 
 
 def _folder(folder: Path) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning.pytorch as L
 from lightning.pytorch.cli import LightningArgumentParser
 
-from isoattn.apps.base.class_paths import KINDS
 from isoattn.apps.base.cli import AppCLI, say, say_metrics
 from isoattn.apps.base.errors import UserError
 from isoattn.apps.vision.outputs import write_predictions, write_test_outputs
@@ -18,8 +18,6 @@ from isoattn.vision import ImageDataModule, count_flops
 from isoattn.vision.classifier import ImageClassifier
 from isoattn.vision.data.decode import DecodeError
 from isoattn.vision.models import ImageNetwork, load_weights
-
-KINDS["model.network"] = ImageNetwork
 
 
 class VisionCLI(AppCLI):
@@ -30,6 +28,7 @@ class VisionCLI(AppCLI):
     model_type: ClassVar[type[L.LightningModule]] = ImageClassifier
     data_type: ClassVar[type[L.LightningDataModule]] = ImageDataModule
     user_errors: ClassVar[tuple[type[Exception], ...]] = (DecodeError, ValueError)
+    kinds: ClassVar[Mapping[str, type]] = {"model.network": ImageNetwork}
 
     @staticmethod
     def explain(error: Exception) -> str:
