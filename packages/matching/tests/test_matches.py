@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isoattn.matching.matches import Matches
@@ -26,6 +26,7 @@ def make(pairs: list[int], seed: int = 0) -> Matches:
 COUNTS = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 
 
+@settings(deadline=None)
 @given(COUNTS)
 def test_split_gives_every_pair_in_order(counts):
     matches = make(counts)
@@ -37,6 +38,7 @@ def test_split_gives_every_pair_in_order(counts):
     assert matches.std is None and all(piece.std is None for piece in pieces)
 
 
+@settings(deadline=None)
 @given(COUNTS, st.integers(0, 8))
 def test_topk_is_of_each_pair(counts, k):
     matches = make(counts)

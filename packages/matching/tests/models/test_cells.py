@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isoattn.matching.models.cells import cell_mask, cell_points, grid_of, inner_cells
@@ -18,6 +18,7 @@ def test_a_cell_sits_on_its_pixel():
     assert points.tolist() == [[0, 0], [32, 0], [16, 8]]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 10**6))
 def test_pixel_masks_and_cell_masks_agree(height, width, seed):
     generator = torch.Generator().manual_seed(seed)

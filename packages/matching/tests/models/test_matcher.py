@@ -7,15 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isoattn.core import CosineSoftmax, Linear, Mean, Softmax, Zero
-from isoattn.matching.models import (
-    VARIANTS,
-    Matcher,
-    attention_layers,
-    make_matcher,
+from isoattn.core import (
+    CosineSoftmax,
+    Linear,
+    Mean,
+    Softmax,
+    Zero,
     replaced_attention,
     swap_attention,
+    swappable_layers,
 )
+from isoattn.matching.models import VARIANTS, Matcher, layers_at, make_matcher
 
 ARMS = [Linear, Softmax, Mean, Zero]
 EACH = pytest.mark.parametrize("attention", ARMS, ids=lambda a: a.__name__)
@@ -147,16 +149,17 @@ def test_features_are_kept_for_many_pairs(build, images):
         equal(model.match(x0, x1, threshold=0.0), want)
 
 
-def test_one_pass_for_both_images_gives_the_same(build, images):
-    model = build()
-    image0, image1 = images(2)
-    image1 = image1.flip(-1)
-    with torch.no_grad():
-        both = model.features_of_pair(image0, image1)
-        alone = model.features(image0), model.features(image1)
-    for one, other in zip(both, alone, strict=True):
-        torch.testing.assert_close(one.tokens, other.tokens)
-        torch.testing.assert_close(one.fine, other.fine)
+@pytest.mark.parametrize("size1", [None, (48, 40)])
+def test_images_of_one_size_share_their_batch_statistics_in_training(build, images, size1):
+    model = build().train()
+    image0, image1 = images(2, (40, 48), size1)
+    pair = image0, 0.5 * image1
+    together = torch.cat([x.tokens for x in model.features_of_pair(*pair)], 1)
+    alone = [build().train().features(image).tokens for image in pair]
+    same = torch.allclose(together, torch.cat(alone, 1), atol=1e-4)
+    assert same == (size1 is not None)
+    counted = model.backbone.bn1.num_batches_tracked
+    assert counted == (1 if size1 is None else 2)
 
 
 def test_colour_is_made_grey(build, images):
@@ -202,7 +205,7 @@ def test_arms_have_equal_parameters_and_values(build):
 
 def test_self_cross_and_fine_are_chosen_separately(build):
     model = build(Linear, attention_self=Softmax, attention_cross="Mean", attention_fine=Zero)
-    kinds = {name: type(core) for name, core in model.attentions().items()}
+    kinds = {name: type(site.core) for name, site in swappable_layers(model).items()}
     assert kinds == {
         "loftr_coarse.layers.0": Softmax,
         "loftr_coarse.layers.1": Mean,
@@ -213,25 +216,31 @@ def test_self_cross_and_fine_are_chosen_separately(build):
     }
 
 
-def test_swap_changes_the_attention_and_nothing_else(build, images):
+def test_attention_of_one_place_is_replaced_and_nothing_else(build, images):
     model = build(Linear)
     before = {n: x.clone() for n, x in model.state_dict().items()}
     image0, image1 = images()
     with torch.no_grad():
         want = model(image0, image1, threshold=0.0)
-        with replaced_attention(model, Mean, ["cross", "fine"]) as names:
-            assert len(names) == 4
+        layers = layers_at(model, ["cross", "fine"])
+        with replaced_attention(model, Mean, layers) as report:
+            assert report.layers == [
+                "loftr_coarse.layers.1",
+                "loftr_coarse.layers.3",
+                "loftr_fine.layers.0",
+                "loftr_fine.layers.1",
+            ]
             changed = model(image0, image1, threshold=0.0)
         equal(model(image0, image1, threshold=0.0), want)
-    assert changed.confidence.shape != want.confidence.shape or not torch.equal(
-        changed.confidence, want.confidence
-    )
-    assert swap_attention(model, partial(Softmax, path="math")) == list(attention_layers(model))
+    assert not torch.equal(changed.keypoints1, want.keypoints1)
+    swap_attention(model, partial(Softmax, path="math"), layers_at(model, ["self"]))
     assert all(torch.equal(x, before[n]) for n, x in model.state_dict().items())
+    kinds = [type(site.core) for site in swappable_layers(model).values()]
+    assert kinds == [Softmax, Linear, Softmax, Linear, Linear, Linear]
     with pytest.raises(ValueError, match="places are self, cross, fine; got coarse"):
-        swap_attention(model, Mean, ["coarse"])
-    with pytest.raises(ValueError, match="This matcher has no fine layer to change"):
-        swap_attention(build(fine=False), Mean, ["fine"])
+        layers_at(model, ["coarse"])
+    with pytest.raises(ValueError, match="This matcher has no fine layer"):
+        layers_at(build(fine=False), ["fine"])
 
 
 @EACH

@@ -3,9 +3,10 @@
 from isoattn.matching.models.backbone import PatchStem, ResidualStem, ResNetFPN
 from isoattn.matching.models.coarse import ImageFeatures
 from isoattn.matching.models.fine import Refinement
+from isoattn.matching.models.flops import Flops, attention_calls, count_flops
 from isoattn.matching.models.matcher import Matcher
 from isoattn.matching.models.nearest import CellMatches
-from isoattn.matching.models.swap import attention_layers, replaced_attention, swap_attention
+from isoattn.matching.models.swap import layers_at
 from isoattn.matching.models.transformer import EncoderLayer, PairTransformer
 from isoattn.matching.models.variants import VARIANTS, Variant, make_matcher
 
@@ -13,6 +14,7 @@ __all__ = [
     "VARIANTS",
     "CellMatches",
     "EncoderLayer",
+    "Flops",
     "ImageFeatures",
     "Matcher",
     "PairTransformer",
@@ -21,8 +23,8 @@ __all__ = [
     "ResNetFPN",
     "ResidualStem",
     "Variant",
-    "attention_layers",
+    "attention_calls",
+    "count_flops",
+    "layers_at",
     "make_matcher",
-    "replaced_attention",
-    "swap_attention",
 ]

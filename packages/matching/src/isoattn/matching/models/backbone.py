@@ -37,6 +37,12 @@ class Maps(NamedTuple):
     coarse: Tensor
     fine: Tensor | None
 
+    def halves(self) -> tuple[Maps, Maps]:
+        """Those of the first and of the second half of the images."""
+        coarse = self.coarse.chunk(2)
+        fine = (None, None) if self.fine is None else self.fine.chunk(2)
+        return Maps(coarse[0], fine[0]), Maps(coarse[1], fine[1])
+
 
 class Backbone(nn.Module, ABC):
     """A grey image in [0, 1] -> maps.

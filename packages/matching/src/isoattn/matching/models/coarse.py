@@ -81,11 +81,14 @@ class CoarseMatching(nn.Module):
         scores = similarity(x0.tokens, x1.tokens, 1.0)
         return log_optimal_transport(scores, self.bin_score, self.iterations, x0.mask, x1.mask)
 
+    def without_bins(self, log_assignment: Tensor) -> Tensor:
+        """Of an assignment the confidences (B, N, M); outside training after the prefilter."""
+        return match_log_confidence(log_assignment, prefilter=self.prefilter and not self.training)
+
     def log_confidence(self, x0: ImageFeatures, x1: ImageFeatures) -> Tensor:
         """Log confidence (B, N, M), -inf where either cell is masked; differentiable."""
         if self.kind == "sinkhorn":
-            assignment = self.log_assignment(x0, x1)
-            return match_log_confidence(assignment, prefilter=self.prefilter and not self.training)
+            return self.without_bins(self.log_assignment(x0, x1))
         logits = similarity(x0.tokens, x1.tokens, self.temperature)
         return dual_log_softmax(logits, x0.mask, x1.mask)
 

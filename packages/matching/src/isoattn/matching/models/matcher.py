@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from isoattn.core import Attention, AttentionFactory, attention_factory
+from isoattn.core import AttentionFactory, attention_factory
 from isoattn.matching.matches import Matches
 from isoattn.matching.models.backbone import BackboneName, Maps, Widths, make_backbone
 from isoattn.matching.models.cells import cell_mask, cell_points, grid_of, inner_cells
@@ -26,13 +26,14 @@ from isoattn.matching.models.fine import (
     no_refinement,
 )
 from isoattn.matching.models.nearest import CellMatches, nearest, select
+from isoattn.matching.models.network import MatchNetwork
 from isoattn.matching.models.positions import PositionEncoding, frequencies, sinusoid
 from isoattn.matching.models.transformer import CrossUpdate, PairTransformer, alternating
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
-class Matcher(nn.Module):
+class Matcher(MatchNetwork):
     """Matches two images of any sizes.
 
     Args:
@@ -167,9 +168,10 @@ class Matcher(nn.Module):
         *,
         fine: bool | None = None,
     ) -> tuple[ImageFeatures, ImageFeatures]:
-        """The features of both images; in one pass where their sizes agree.
+        """The features of both images.
 
-        In training that pass shares the batch statistics of both, as in the released code.
+        In training images of one size go through the backbone together and share their batch
+        statistics, as in the released code. Otherwise one after the other, in half of the memory.
 
         Raises:
             ValueError: images or masks that do not fit.
@@ -181,18 +183,10 @@ class Matcher(nn.Module):
             )
         cells = (cell_mask(mask0, grey0, "mask0"), cell_mask(mask1, grey1, "mask1"))
         wanted = self._wants_fine(fine)
-        if grey0.shape == grey1.shape:
-            both = self.backbone(torch.cat([grey0, grey1]), fine=wanted)
-            maps = [
-                Maps(coarse, fine_map)
-                for coarse, fine_map in zip(
-                    both.coarse.chunk(2),
-                    (None, None) if both.fine is None else both.fine.chunk(2),
-                    strict=True,
-                )
-            ]
+        if self.training and grey0.shape == grey1.shape:
+            maps = self.backbone(torch.cat([grey0, grey1]), fine=wanted).halves()
         else:
-            maps = [self.backbone(grey, fine=wanted) for grey in (grey0, grey1)]
+            maps = (self.backbone(grey0, fine=wanted), self.backbone(grey1, fine=wanted))
         return (
             self._tokens(maps[0], cells[0], grey0),
             self._tokens(maps[1], cells[1], grey1),
@@ -226,6 +220,7 @@ class Matcher(nn.Module):
         x1: ImageFeatures,
         *,
         threshold: float | None = None,
+        border: int | None = None,
         log_confidence: Tensor | None = None,
     ) -> CellMatches:
         """Mutual nearest cells above a threshold and inside the border, after :meth:`attend`.
@@ -234,13 +229,15 @@ class Matcher(nn.Module):
             x0: attended features of image 0.
             x1: of image 1.
             threshold: as in :meth:`forward`.
+            border: cells at each side that never match, ``None``: the matcher's own.
             log_confidence: (B, N, M), where it is known already.
         """
         if log_confidence is None:
             found = self.coarse_matching.nearest(x0, x1)
         else:
             found = nearest(log_confidence)
-        inner = (inner_cells(x.mask, len(x.tokens), x.grid, self.border) for x in (x0, x1))
+        width = self.border if border is None else border
+        inner = (inner_cells(x.mask, len(x.tokens), x.grid, width) for x in (x0, x1))
         return select(found, self.threshold if threshold is None else threshold, *inner)
 
     def refine(self, x0: ImageFeatures, x1: ImageFeatures, cells: CellMatches) -> Refinement:
@@ -282,14 +279,6 @@ class Matcher(nn.Module):
             cell1=cells.cell1,
             std=std,
         )
-
-    def attentions(self) -> dict[str, Attention]:
-        """Every attention by the name of its layer, coarse layers first."""
-        return {
-            name.removesuffix(".core"): module
-            for name, module in self.named_modules()
-            if isinstance(module, Attention)
-        }
 
     def _wants_fine(self, fine: bool | None) -> bool:
         return self.has_fine if fine is None else fine

@@ -60,14 +60,8 @@ class EncoderLayer(nn.Module):
         for parameter in self.parameters():
             if parameter.ndim > 1:
                 nn.init.xavier_uniform_(parameter)
-        self.core = self.build_core(attention)
-
-    def build_core(self, attention: AttentionFactory) -> Attention:
-        """A new core of this layer's size on its device, leaving torch's generator untouched."""
         with torch.random.fork_rng(devices=[]):
-            core = attention(self.heads, self.head_dim)
-        weight = self.merge.weight
-        return core.to(device=weight.device, dtype=weight.dtype).train(self.training)
+            self.core = attention(heads, self.head_dim)
 
     def forward(
         self,
