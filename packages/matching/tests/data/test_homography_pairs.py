@@ -59,8 +59,20 @@ def test_strata():
         assert set(strata) == {"rotation", "scale", "overlap", "texture"}
         assert 0 <= strata["rotation"] <= 30 and 1 <= strata["scale"] <= 1.6
         assert 0.1 < strata["overlap"] <= 1
+        assert data.photo_of(index) == index % 18
         assert strata["texture"] == data.photos[index % 18].texture
         assert data[index].name0.startswith(data.photos[index % 18].name)
+
+
+def test_every_photo_has_its_turn():
+    data = pairs(count=5)
+    seen = set()
+    for epoch in range(4):
+        data.set_epoch(epoch)
+        seen |= {data.photo_of(index) for index in range(5)}
+    assert seen == set(range(18))
+    fixed = pairs("val", count=4, fixed=True)
+    assert [fixed.photo_of(index) for index in range(4)] == [0, 4, 8, 12]
 
 
 def test_overlap():

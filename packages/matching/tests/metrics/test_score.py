@@ -7,7 +7,7 @@ import torch
 
 from isoattn.matching.data import Pair, PairBatch, collate
 from isoattn.matching.matches import Matches
-from isoattn.matching.metrics import MatchScore, RobustOptions, summarise
+from isoattn.matching.metrics import STRATUM_EDGES, MatchScore, RobustOptions, summarise
 from isoattn.matching.models.cells import cell_points
 from isoattn.matching.supervision import Supervision, supervise
 
@@ -130,6 +130,9 @@ def test_strata():
     assert [groups[label]["pairs"] for label in groups] == [1, 1, 1]
     assert [groups[label]["precision"] for label in groups] == [1.0, 0.0, 0.0]
     assert scored(batch, matches).by_stratum("overlap", [0.5]) == {}
+    for name, edges in STRATUM_EDGES.items():
+        groups = scored(batch, matches).by_stratum(name, edges)
+        assert sum(group["pairs"] for group in groups.values()) == (3 if name == "rotation" else 0)
 
 
 def test_matches_must_say_their_cells():

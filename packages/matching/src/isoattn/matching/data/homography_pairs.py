@@ -31,7 +31,7 @@ from isoattn.matching.models.cells import cell_points, grid_of
 class HomographyPairs(Dataset[Pair]):
     """Pairs that depend on (seed, epoch, index) alone, whatever the workers.
 
-    Photo ``index % len(photos)`` is used for item ``index``.
+    The photos take turns, from epoch to epoch too, so that in time every one is used.
 
     Args:
         photos: to take views of.
@@ -41,8 +41,7 @@ class HomographyPairs(Dataset[Pair]):
         homography: how far the views are apart.
         photometric: how their grey values differ.
         fixed: draw the same pairs in every epoch, as for evaluation.
-        max_side: photos are reduced to this longer side when they are read.
-        cache: photos that are kept decoded.
+        cache: photos that are kept decoded, their longer side at most four times that of a view.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class HomographyPairs(Dataset[Pair]):
         homography: HomographyOptions = HomographyOptions(),  # noqa: B008 - frozen
         photometric: PhotometricOptions = PhotometricOptions(),  # noqa: B008 - frozen
         fixed: bool = False,
-        max_side: int = 1024,
         cache: int = 64,
     ) -> None:
         self.photos = list(photos)
@@ -65,7 +63,6 @@ class HomographyPairs(Dataset[Pair]):
         self.homography = homography
         self.photometric = photometric
         self.fixed = fixed
-        self.max_side = max_side
         self.cache = cache
         self.epoch = 0
         self._loaded: OrderedDict[int, Photo] = OrderedDict()
@@ -81,7 +78,7 @@ class HomographyPairs(Dataset[Pair]):
         if not 0 <= index < self.count:
             raise IndexError(f"pair {index} of {self.count}")
         generator = item_generator(self.seed, self.epoch, index, "homography")
-        photo = self._photo(index % len(self.photos))
+        photo = self._photo(self.photo_of(index))
         to_photo0_33 = draw_window(photo, self.size, self.homography, generator)
         drawn = draw_homography(self.size, self.homography, generator)
         to_photo1_33 = to_photo0_33 @ torch.linalg.inv(drawn.matrix_33)
@@ -99,9 +96,16 @@ class HomographyPairs(Dataset[Pair]):
             strata=self._strata(photo, drawn),
         )
 
+    def photo_of(self, index: int) -> int:
+        """Number of the photo that an item of this epoch shows."""
+        number = len(self.photos)
+        if self.fixed and self.count < number:  # a few of many: spread over the list
+            return index * number // self.count
+        return (self.epoch * self.count + index) % number
+
     def _photo(self, number: int) -> Photo:
         if number not in self._loaded:
-            self._loaded[number] = self.photos[number].load(self.max_side)
+            self._loaded[number] = self.photos[number].load(4 * max(self.size))
             while len(self._loaded) > self.cache:
                 self._loaded.popitem(last=False)
         self._loaded.move_to_end(number)

@@ -21,11 +21,12 @@ from isoattn.matching.metrics.pose import (
     pose_error,
 )
 from isoattn.matching.metrics.robust import RobustOptions
-from isoattn.matching.metrics.score import MatchScore, PairScore, summarise
+from isoattn.matching.metrics.score import STRATUM_EDGES, MatchScore, PairScore, summarise
 
 __all__ = [
     "HOMOGRAPHY_RANSAC",
     "POSE_RANSAC",
+    "STRATUM_EDGES",
     "CoarseCounts",
     "MatchScore",
     "PairScore",

@@ -47,7 +47,7 @@ def corner_error(
     points_42 = torch.tensor(
         [[0, 0], [right, 0], [right, bottom], [0, bottom]], dtype=torch.float64
     )
-    moved = [homogeneous(points_42) @ m.double().cpu().T for m in (predicted_33, true_33)]
+    moved = [homogeneous(points_42) @ m.cpu().double().T for m in (predicted_33, true_33)]
     first_42, second_42 = (points[:, :2] / points[:, 2:] for points in moved)
     error = float((first_42 - second_42).norm(dim=1).mean())
     return error if np.isfinite(error) else float("inf")

@@ -31,6 +31,13 @@ MMA_PIXELS = (1, 3, 5, 10)
 CORNER_PIXELS = (1, 3, 5, 10)
 POSE_DEGREES = (5, 10, 20)
 EPIPOLAR = (1e-4, 5e-4)
+STRATUM_EDGES = {
+    "rotation": (10.0, 20.0),
+    "scale": (1.2, 1.4),
+    "overlap": (0.4, 0.6),
+    "texture": (0.5,),
+}
+"""Where the strata of drawn pairs are cut, see :meth:`MatchScore.by_stratum`."""
 
 
 @dataclass
