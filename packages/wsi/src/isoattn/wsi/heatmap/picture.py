@@ -64,8 +64,6 @@ def save_heat_map(
         axes.set_axis_off()
     bar = figure.colorbar(image, ax=heat, fraction=0.046, pad=0.02)
     bar.set_label(label)
-    if bar.solids is not None:
-        bar.solids.set_alpha(1.0)
     outlined = "  (ground truth in green)" if truth_HW is not None and truth_HW.any() else ""
     title = f"{scores.slide}{outlined}" + (f"\n{caption}" if caption else "")
     figure.suptitle(title, fontsize=11)

@@ -11,6 +11,19 @@ Three classifiers that need no attention, on features of a cohort's tiles:
 A comparison of attentions on a cohort means something where the oracle is near 1 and mean pooling
 clearly below it.
 
+Measured with the example of :func:`measure_difficulty` on 48 slides with ``tumour=(0.005, 0.02)``,
+36 slides to train and 12 to test, one seed:
+
+=============================  ======  =========  ========  =====
+encoder                        oracle  mean pool  max pool  tiles
+=============================  ======  =========  ========  =====
+hed_statistics                 0.89    0.61       0.97      0.998
+random_mobilenetv3_small_050   0.50    0.44       0.53      0.983
+=============================  ======  =========  ========  =====
+
+So little tumour (19 training tiles show it) is too little for the random network; the default is
+``tumour=(0.015, 0.04)``. With 12 test slides an AUC has a standard error of about 0.15.
+
 Shape suffixes: N tiles, D features, S slides.
 """
 
@@ -61,6 +74,14 @@ def measure_difficulty(folder: Path, features: Path, records: Sequence[SlideReco
         folder: of the cohort.
         features: of :func:`isoattn.wsi.features.extract_slides`.
         records: of the cohort.
+
+    Example:
+        >>> records = make_cohort("cohort", CohortOptions(), jobs=2)
+        >>> options = ExtractOptions(
+        ...     tiling=TilingOptions(size=64), encoder=EncoderOptions("hed_statistics")
+        ... )
+        >>> extract_slides("cohort/slides", "features", options, jobs=2)
+        >>> measure_difficulty(Path("cohort"), Path("features"), records)
     """
     from sklearn.metrics import roc_auc_score
 
