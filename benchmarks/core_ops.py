@@ -2,9 +2,10 @@
 
     python benchmarks/core_ops.py --tokens 16384 --threads 1
 
-Each row is the median of the rounds, forward and forward + backward, in milliseconds of wall time;
-the ratio is to the first row of its group, taken round by round. Methods are interleaved (A B A B),
-so that a slow moment of the machine hits all of them. q, k, v are given, batch 1, float32.
+Each row is the median of the rounds, forward and forward + backward, in milliseconds: processor
+time on one thread, wall time on more. The ratio is to the first row of its group, taken round by
+round. Methods are interleaved (A B A B), so that a slow moment of the machine hits all of them.
+q, k, v are given, batch 1, float32.
 kornia, performer-pytorch and nystrom-attention are compared where they are installed.
 """
 
@@ -153,13 +154,14 @@ def groups(heads: int, dim: int, compiled: bool) -> dict[str, dict[str, Method]]
 def timed(method: Method, shape: tuple[int, ...], layout: str) -> tuple[float, float]:
     """Milliseconds of a forward pass, and of a forward and backward pass."""
     q, k, v = inputs(shape, layout)
-    start = time.perf_counter()
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
     out = method(q, k, v)
-    middle = time.perf_counter()
+    middle = clock()
     grad = torch.ones_like(out)
-    again = time.perf_counter()
+    again = clock()
     torch.autograd.backward(out, grad)
-    end = time.perf_counter()
+    end = clock()
     return 1e3 * (middle - start), 1e3 * (middle - start + end - again)
 
 
