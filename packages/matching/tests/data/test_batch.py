@@ -15,7 +15,7 @@ def ones(size: tuple[int, int]) -> torch.Tensor:
 
 
 @given(st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=4))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 def test_padding_and_masks(sizes):
     pairs = [Pair(ones(first), ones(second), k) for k, (first, second) in enumerate(sizes)]
     batch = collate(pairs)

@@ -113,7 +113,7 @@ def test_empty_missing_and_foreign_files(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
-@settings(max_examples=60, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=30, suppress_health_check=list(HealthCheck), deadline=None)
 @given(
     kind=st.sampled_from(["JPEG", "PNG", "GIF", "TIFF", "BMP"]),
     position=st.floats(0, 1, exclude_max=True),

@@ -14,7 +14,7 @@ SIZES = st.tuples(st.integers(1, 3000), st.integers(1, 3000))
 
 
 @given(size=SIZES, step=st.sampled_from([1, 8, 32]), side=st.integers(64, 900))
-@run_settings(deadline=None)
+@run_settings(deadline=None, max_examples=50)
 def test_targets(size, step, side):
     longer = ResizeOptions(longer=side, multiple=step).target(size)
     shorter = ResizeOptions(shorter=side, multiple=step).target(size)

@@ -41,7 +41,7 @@ def wave(points: torch.Tensor) -> torch.Tensor:
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 def test_four_corners_make_a_homography(seed):
     corners = view_corners(SIZE)
     moved = corners + 10 * torch.rand(4, 2, generator=rng(seed), dtype=torch.float64)
@@ -51,7 +51,7 @@ def test_four_corners_make_a_homography(seed):
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 def test_draws_keep_to_their_options(seed):
     options = HomographyOptions(jitter=0, rotation=20, scale=1.5, translation=0.1)
     drawn = draw_homography(SIZE, options, rng(seed))
@@ -78,7 +78,7 @@ def test_nothing_drawn_is_the_identity_and_jitter_is_no_similarity():
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 def test_a_window_lies_in_its_photo(seed):
     for photo in (waves(), waves(40, 300)):
         matrix = draw_window(photo, SIZE, HomographyOptions(cover=(0.4, 1.0)), rng(seed))

@@ -20,7 +20,7 @@ def test_official_numbers(numbers):
 
 
 @given(st.lists(st.floats(0, 50), min_size=1, max_size=20), st.randoms())
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 def test_order_means_nothing_and_failures_count(errors, random):
     values = torch.tensor(errors, dtype=torch.float64)
     area = error_auc(values, [10.0])[0]

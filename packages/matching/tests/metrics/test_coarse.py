@@ -50,7 +50,7 @@ def test_what_is_not_known_cannot_be_judged():
 
 
 @given(st.data())
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 def test_average_precision_is_the_mean_precision_at_the_truth(data):
     count = data.draw(st.integers(1, 12))
     confidence = data.draw(st.lists(st.integers(0, 4), min_size=count, max_size=count))
