@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isoattn.wsi.heatmap import TileScores, score_map
@@ -13,6 +13,7 @@ def make(coords: list[tuple[int, int]], values: list[float], side: float = 8.0) 
     return TileScores("a", places, np.array(values, dtype=np.float32), side)
 
 
+@settings(deadline=None)
 @given(
     tiles=st.lists(
         st.tuples(st.integers(0, 40), st.integers(0, 40), st.floats(-5, 5, width=32)),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
@@ -39,6 +39,7 @@ def test_what_no_tile_covers_is_not_found() -> None:
     assert found.auc is None  # the only tile is true
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 10_000), levels=st.integers(1, 6), downsample=st.sampled_from([1.0, 2.0])
 )

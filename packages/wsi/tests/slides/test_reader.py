@@ -96,6 +96,7 @@ def test_asking_for_more_than_was_scanned(made: Path) -> None:
     assert slide.read(256, 256, 256, 0.5).pixels_HW3.shape == (256, 256, 3)
 
 
+@settings(deadline=None)
 @given(
     steps=st.lists(st.floats(1.5, 5.0), max_size=6),
     scale=st.floats(0.95, 200.0),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isoattn.wsi.slides import NoTissue, Slide, TilingOptions, find_tissue, tile_slide
@@ -47,6 +47,7 @@ def test_min_coverage(made: Path) -> None:
     assert (tiles.coords_N2 + 240 <= 1024).all()
 
 
+@settings(deadline=None)
 @given(width=st.integers(1, 3000), height=st.integers(1, 3000), step=st.floats(20.0, 700.0))
 def test_the_grid_covers_the_slide_and_begins_on_it(width: int, height: int, step: float) -> None:
     coords = grid(width, height, step)

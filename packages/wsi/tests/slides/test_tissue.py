@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
@@ -100,6 +100,7 @@ def test_options_are_checked() -> None:
         TissueOptions(mpp=0)
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 1000),
     downsample=st.sampled_from([1.0, 2.0, 3.5]),
