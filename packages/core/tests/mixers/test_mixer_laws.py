@@ -15,6 +15,7 @@ import torch
 import isoattn.core.mixers
 from isoattn.core import GatedAttentionUnit, MultiHead, UnsupportedAttention, attentions
 from isoattn.core.mixers import RGLRU, S4D, Mamba2, Mixer, MultiScaleRetention, SelectiveSSM
+from isoattn.core.testing import count_flops, saved_bytes
 from isoattn.core.testing.suite import Draw, assert_close, leaves
 
 DIM = 12
@@ -55,7 +56,9 @@ EXAMPLES = {
     "Mamba2": {
         "Mamba2": partial(Mamba2, DIM, head_dim=6, state_dim=5),
         "Mamba2-grouped": partial(Mamba2, DIM, head_dim=6, state_dim=3, groups=2, chunk=8),
-        "Mamba2-bare": partial(Mamba2, DIM, head_dim=8, state_dim=3, norm="none", conv_width=1),
+        "Mamba2-bare": partial(
+            Mamba2, DIM, head_dim=8, state_dim=3, norm="none", conv_width=1, chunk=None
+        ),
     },
     "MultiScaleRetention": {
         "MultiScaleRetention": partial(MultiScaleRetention, DIM, 3),
@@ -361,6 +364,60 @@ def test_gradients(factory):
         for grad in gradients(module, module(x, causal=causal), x):
             assert grad.isfinite().all()
         assert torch.autograd.gradcheck(partial(module, causal=causal), (x,), fast_mode=True)
+
+
+COSTED = {
+    **FACTORIES,
+    "MultiHead-normed-rotary": partial(MultiHead, DIM, 2, "Softmax", rotary=True, out_norm=True),
+    "MultiHead-one-head": partial(MultiHead, DIM, 1, "Softmax", rotary=True),
+    "MultiHead-Math": partial(
+        MultiHead, DIM, 2, {"class_path": "Softmax", "init_args": {"path": "math"}}
+    ),
+    "GAU-bare": partial(GatedAttentionUnit, DIM, key_dim=3, bias=False, scaling="equation"),
+    "SelectiveSSM-ranked": partial(SelectiveSSM, DIM, dt_rank=3, bias=True, conv_bias=False),
+}
+
+
+@pytest.mark.parametrize("factory", COSTED.values(), ids=COSTED.keys())
+def test_cost(factory):
+    module = build(factory, torch.float32)
+    shared = isinstance(module, MultiHead) and module.kv_heads != module.heads
+    for batch, count in ((1, 1), (2, 37), (1, 70)):
+        for causal in forms(module):
+            (x,) = leaves(tokens(count, batch=batch, dtype=torch.float32))
+            run = partial(module, x, causal=causal)
+            said = module.cost(batch, count, causal=causal)
+            counted = *count_flops(run), saved_bytes(run, exclude=module.parameters())
+            what = f"{batch=} {count=} {causal=}"
+            assert (said.forward_flops, said.backward_flops) == counted[:2], what
+            assert said.saved_bytes == counted[2] or (shared and said.saved_bytes > counted[2]), (
+                f"{what}: saved bytes said {said.saved_bytes:,}, counted {counted[2]:,}"
+            )
+            weights = sum(p.numel() for p in module.parameters())
+            assert said.min_bytes == 4 * (2 * x.numel() + weights), what
+
+
+@each
+def test_the_state_has_the_declared_bytes(factory):
+    module = build(factory, torch.float32)
+    if module.capability.state == "none" or getattr(module, "kv_heads", 0) == 1:
+        return
+    for count in (1, 23):
+        _, state = module.extend(tokens(count, batch=2, dtype=torch.float32))
+        found = sum(x.numel() * x.element_size() for x in state.values())
+        said = module.cost(2, count, causal=True).state_bytes
+        assert said == found, f"after {count} tokens: said {said:,} bytes, found {found:,}"
+
+
+@each
+def test_a_cost_that_cannot_be_is_refused(factory):
+    module = build(factory)
+    for batch, count in ((0, 3), (3, 0)):
+        with pytest.raises(ValueError, match="batch >= 1 and tokens >= 1, got batch="):
+            module.cost(batch, count, causal=forms(module)[0])
+    for causal in {False, True} - set(forms(module)):
+        with pytest.raises(UnsupportedAttention, match="has no .* form: ."):
+            module.cost(1, 3, causal=causal)
 
 
 @each

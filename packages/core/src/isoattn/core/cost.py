@@ -44,7 +44,7 @@ class Cost:
     """What one call costs, with as many key heads as query heads and no key mask.
 
     The conformance suite holds FLOPs against torch's counter and saved bytes against autograd's
-    hooks, exactly.
+    hooks, exactly; so do the laws of mixers for whole layers.
 
     Args:
         forward_flops: of the forward pass, softmax on its unfused path.
@@ -56,6 +56,8 @@ class Cost:
             parameters excluded.
         state_bytes: of the state after all keys, 0 where there is none; it does not depend on their
             number where the state is constant.
+        saved_output_bytes: those of saved_bytes that are the output itself, 0 where it is not kept.
+            A layer that works on the output keeps it anyway, and not twice.
     """
 
     forward_flops: int
@@ -63,6 +65,7 @@ class Cost:
     min_bytes: int
     saved_bytes: int
     state_bytes: int = 0
+    saved_output_bytes: int = 0
 
     @property
     def flops(self) -> int:

@@ -150,10 +150,13 @@ class GumbelSoftmax(KeyNoise):
             flops = samples * 4 * rows * shape.queries * shape.keys * width
             tokens = rows * width * (shape.queries + shape.keys)
             saved = (1 + samples) * tokens * wide + samples * rows * shape.queries * wide
+            output = 0  # it is the mean of those that are kept
         else:
             flops = 2 * rows * shape.queries * shape.keys * (shape.head_dim + shape.value_dim)
             saved = (q + kv + o) * shape.itemsize + rows * shape.queries * wide
-        return Cost(flops, 2 * flops, (q + kv + o) * shape.itemsize, saved)
+            output = o * shape.itemsize
+        least = (q + kv + o) * shape.itemsize
+        return Cost(flops, 2 * flops, least, saved, saved_output_bytes=output)
 
     def reference(
         self,

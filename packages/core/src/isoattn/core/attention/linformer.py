@@ -116,7 +116,10 @@ class Linformer(Attention):
         tokens = rows * (shape.queries + shape.keys) * widths
         forward = 2 * tokens * self.projected
         kept = tokens + rows * (self.projected * widths + shape.queries)
-        return Cost(forward, 2 * forward, tokens * shape.itemsize, kept * wide)
+        output = rows * shape.queries * shape.value_dim * wide
+        least = tokens * shape.itemsize
+        same = wide == shape.itemsize  # else a copy is handed out
+        return Cost(forward, 2 * forward, least, kept * wide, 0, output if same else 0)
 
     def reference(
         self,

@@ -69,13 +69,15 @@ class _SoftmaxForm(Attention):
         q = rows * shape.queries * shape.head_dim
         kv = rows * shape.keys * (shape.head_dim + shape.value_dim)
         o = rows * shape.queries * shape.value_dim
+        output = 0
         if self.path == "fused":
             saved = (q + kv + o) * kept + rows * shape.queries * wide
+            output = o * kept if kept == shape.itemsize else 0  # else a copy is handed out
         else:
             saved = (q + kv + rows * shape.queries * shape.keys) * wide
             saved += causal * shape.queries * shape.keys  # the bool mask
         least = (q + kv + o) * shape.itemsize
-        return Cost(flops, 2 * flops, least, saved + extra_saved, state_bytes=kv * kept)
+        return Cost(flops, 2 * flops, least, saved + extra_saved, kv * kept, output)
 
 
 class Softmax(_SoftmaxForm):

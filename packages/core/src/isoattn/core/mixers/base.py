@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 
 from isoattn.core.contract import Capability, State, UnsupportedAttention
+from isoattn.core.cost import Cost
 
 
 class Mixer(nn.Module, ABC):
@@ -54,3 +55,23 @@ class Mixer(nn.Module, ABC):
         """One token: x (B, C) gives (B, C) and the new state."""
         y, state = self.extend(x.unsqueeze(1), state)
         return y.squeeze(1), state
+
+    @abstractmethod
+    def cost(self, batch: int, tokens: int, *, causal: bool = False, itemsize: int = 4) -> Cost:
+        """FLOPs and bytes of one call on x (B, N, C) that needs a gradient, without a mask.
+
+        FLOPs are those of matrix products, projections included; convolutions over a few taps and
+        scans have none. The least bytes are x, y and every parameter, once each. Saved bytes are
+        those on a CPU; they are exact in float32. In another dtype the copies of parameters in
+        float32 that autograd keeps are left out.
+
+        Args:
+            batch: B.
+            tokens: N.
+            causal: which form.
+            itemsize: bytes of one element of x and of the parameters.
+
+        Raises:
+            UnsupportedAttention: there is no such form; says why.
+            ValueError: a size below 1.
+        """

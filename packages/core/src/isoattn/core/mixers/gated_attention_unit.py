@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from isoattn.core.contract import Capability, State
+from isoattn.core.cost import Cost
 from isoattn.core.mixers.base import Mixer
 from isoattn.core.mixers.checks import check_tokens, zero_pads
+from isoattn.core.mixers.costs import check_call, projection_flops, rotary_numbers, whole
 from isoattn.core.ops.blocks import accumulation_dtype
 from isoattn.core.ops.gau import (
     Scaling,
@@ -207,6 +209,54 @@ class GatedAttentionUnit(Mixer):
                 bias=self._bias(self.chunk, True),
             )
         return _put_back(self._merge(u, out), order, mask), state
+
+    def cost(self, batch: int, tokens: int, *, causal: bool = False, itemsize: int = 4) -> Cost:
+        """As :meth:`Mixer.cost`: three projections and the products of each chunk, filled up.
+
+        GAU multiplies all N x N pairs, also where causal, and keeps them twice (before and after
+        the square). FLASH does so inside chunks, and keeps a matrix S a chunk.
+        """
+        check_call(self, batch, tokens, causal)
+        rows, wide = batch * tokens, max(4, itemsize)
+        width, dim = self.out.in_features, self.base.out_features
+        size = tokens if self.chunk is None else min(self.chunk, tokens)
+        chunks = -(-tokens // size)
+        pairs, padded = batch * chunks * size**2, batch * chunks * size
+        forward = 2 * pairs * (dim + width)
+        narrow = rows * (2 * width + 2 * dim + 2 * width)  # into silu and z; u; into W_o
+        numbers = 2 * pairs + padded * (len(self.gamma) * dim + width) + rows * width
+        if self.chunk is None:
+            state = batch * (8 + tokens * (8 + (dim + width) * itemsize))
+        else:
+            forward += 4 * padded * dim * width
+            shared = batch == 1 and not causal  # S of all chunks is one memory
+            numbers += (1 if shared else batch * chunks) * dim * width
+            state = batch * (8 + dim * width * wide + self.chunk * (2 * dim + width) * itemsize)
+        numbers += self._factors(batch, tokens, chunks, causal)
+        if self.rotary:
+            places = rows if self.chunk is None else tokens
+            numbers += rotary_numbers(places, dim, len(self.gamma))
+        saved = narrow * itemsize + numbers * wide + (size**2 if causal else 0)  # a bool a pair
+        if self.relative_bias is not None:  # the bucket of each pair
+            saved += 8 * (tokens if self.chunk is None else self.chunk) ** 2
+        return whole(
+            self,
+            rows,
+            itemsize,
+            projected=projection_flops(rows, self.hidden, self.base, self.out),
+            forward=forward,
+            backward=2 * forward,
+            saved=saved,
+            state=state,
+        )
+
+    def _factors(self, batch: int, tokens: int, chunks: int, causal: bool) -> int:
+        """Numbers in c1 of GAU or c2 of FLASH."""
+        if self.scaling == "equation":
+            return 0
+        if not causal:
+            return batch
+        return batch * tokens if self.chunk is None else chunks
 
     def extra_repr(self) -> str:
         """Sizes and options shown by ``print(module)``."""

@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from isoattn.core.contract import State
+from isoattn.core.cost import Cost
+from isoattn.core.mixers.costs import check_call, projection_flops, whole
 from isoattn.core.mixers.recurrent import RecurrentMixer, convolution, step_bias
 from isoattn.core.ops.blocks import accumulation_dtype
 from isoattn.core.ops.causal_conv import causal_conv
-from isoattn.core.ops.decay import CHUNK
+from isoattn.core.ops.decay import CHUNK, decay_flops
 from isoattn.core.ops.masking import no_autocast
 from isoattn.core.ops.state_space_dual import state_space_dual
 
@@ -107,6 +109,33 @@ class Mamba2(RecurrentMixer):
         return (
             f"dim={self.dim}, heads={self.heads}, head_dim={self.head_dim}, "
             f"state_dim={self.state_dim}, groups={self.groups}, chunk={self.chunk}"
+        )
+
+    def cost(self, batch: int, tokens: int, *, causal: bool = False, itemsize: int = 4) -> Cost:
+        """As :meth:`Mixer.cost`: the projections and the decay engine of every head.
+
+        Kept are x, the convolution's row, input and output of each activation, q, k, v and
+        log-decays of the engine, the norm's numbers and what goes into W_o.
+        """
+        check_call(self, batch, tokens, causal)
+        heads, states, channels = self.heads, self.state_dim, self.head_dim
+        rows, inner, wide = batch * tokens, heads * channels, max(4, itemsize)
+        mixed, taps = self.conv1d.in_channels, self.conv1d.kernel_size[0]
+        forward, backward = decay_flops(tokens, states, channels, self.chunk, False)
+        narrow = rows * (mixed + 2 * inner)  # before silu; z; into W_o
+        numbers = batch * (tokens + taps - 1) * mixed + 2 * heads
+        numbers += rows * (3 * heads + 2 * heads * states + 4 * inner)  # steps, q and k, x, v, gate
+        if self.norm is not None:
+            numbers += rows * (2 * inner + self.groups)
+        return whole(
+            self,
+            rows,
+            itemsize,
+            projected=projection_flops(rows, self.in_proj, self.out_proj),
+            forward=batch * heads * forward,
+            backward=batch * heads * backward,
+            saved=narrow * itemsize + numbers * wide,
+            state=batch * ((taps - 1) * mixed * itemsize + inner * states * wide),
         )
 
     def _recur(self, x: Tensor, state: State | None, mask: Tensor | None) -> tuple[Tensor, State]:

@@ -16,8 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from isoattn.core.contract import Attention, State, UnsupportedAttention
+from isoattn.core.cost import Cost, Shape
 from isoattn.core.mixers.base import Mixer
 from isoattn.core.mixers.checks import check_tokens, zero_pads
+from isoattn.core.mixers.costs import check_call, projection_flops, rotary_numbers
 from isoattn.core.ops.blocks import accumulation_dtype
 from isoattn.core.ops.rotary import ranks, rotate
 from isoattn.core.registry import AttentionFactory, attention_factory
@@ -215,6 +217,79 @@ class MultiHead(Mixer):
             after = {**after, POSITION: seen}
         return self._merge(out, mask), after
 
+    def cost(
+        self,
+        batch: int,
+        tokens: int,
+        *,
+        causal: bool = False,
+        itemsize: int = 4,
+        context_tokens: int | None = None,
+    ) -> Cost:
+        """As :meth:`Mixer.cost`: the projections and what the attention says of itself.
+
+        With fewer key heads than query heads the attention's part is that of as many: an upper
+        bound, exact in the FLOPs of what multiplies every query head by its keys (Softmax), and
+        above where sums over keys are shared by a group. The projections are exact.
+
+        Args:
+            batch: B.
+            tokens: N.
+            causal: which form.
+            itemsize: bytes of one element of x and of the parameters.
+            context_tokens: M of a context; ``None`` is self-attention.
+
+        Raises:
+            UnsupportedAttention: there is no such form; says why.
+            ValueError: a size below 1, or what the attention refuses.
+        """
+        check_call(self, batch, tokens, causal)
+        keys = tokens if context_tokens is None else context_tokens
+        if keys < 1:
+            raise ValueError(f"context_tokens must be at least 1, got {context_tokens}")
+        if context_tokens is None:
+            self._check_own_context()
+        else:
+            self._check_cross_form()
+        rows, sources, wide = batch * tokens, batch * keys, max(4, itemsize)
+        shape = Shape(batch, self.heads, tokens, keys, self.head_dim, self.head_dim, itemsize)
+        inner = self.attention.cost(shape, causal=causal)
+        gates = [gate for gate in (self.log_decay, self.in_gate) if gate is not None]
+        projected = projection_flops(rows, self.query, self.out)
+        projected += projection_flops(sources, self.key_value, *gates)
+        given = rows * self.dim + (0 if context_tokens is None else sources * self.context_dim)
+        parameters = sum(p.numel() for p in self.parameters())
+        saved = given * itemsize + inner.saved_bytes + self._saved_outside(batch, tokens, itemsize)
+        if self.log_decay is not None:  # logsigmoid keeps two numbers each
+            saved += 2 * sources * self.log_decay.out_features * wide
+        counts = self.rotary and self.capability.state != "none"  # how many tokens were seen
+        return Cost(
+            forward_flops=projected + inner.forward_flops,
+            backward_flops=2 * projected + inner.backward_flops,
+            min_bytes=(given + rows * self.dim + parameters) * itemsize,
+            saved_bytes=saved - self._kept_twice(tokens, inner),
+            state_bytes=inner.state_bytes + (8 * batch if counts else 0),
+        )
+
+    def _saved_outside(self, batch: int, tokens: int, itemsize: int) -> int:
+        """What goes into W_o, the norm's input and root mean squares, the rotation's tables."""
+        rows, wide, width = batch * tokens, max(4, itemsize), self.out.in_features
+        saved = rows * width * itemsize
+        if self.out_norm:
+            saved += rows * (width + self.heads) * wide
+        if self.rotary:
+            saved += rotary_numbers(rows, self.head_dim, 2) * wide
+        return saved
+
+    def _kept_twice(self, tokens: int, inner: Cost) -> int:
+        """The output that the attention keeps, where the next step keeps that very memory.
+
+        Merging the heads of what has the layout of q is free, but not of a turned q, which has
+        tokens inside of heads.
+        """
+        copied = self.rotary and not self.out_norm and self.heads > 1 and tokens > 1
+        return 0 if copied else inner.saved_output_bytes
+
     def extra_repr(self) -> str:
         """Sizes shown by ``print(module)``."""
         return (
@@ -222,19 +297,22 @@ class MultiHead(Mixer):
             f"out_norm={self.out_norm}, rotary={self.rotary}"
         )
 
-    def _check_self(self, x: Tensor, segments: Tensor | None) -> None:
+    def _check_own_context(self) -> None:
         if self.context_dim != self.dim:
             raise ValueError(
                 f"{type(self).__name__} was built for a context of {self.context_dim} channels; "
                 "give the context"
             )
+
+    def _check_self(self, x: Tensor, segments: Tensor | None) -> None:
+        self._check_own_context()
         if segments is not None and segments.shape != x.shape[:2]:
             raise ValueError(
                 f"{type(self).__name__}: segments must be integer ids (batch, tokens) = "
                 f"{tuple(x.shape[:2])}, got {segments.dtype} {tuple(segments.shape)}"
             )
 
-    def _check_cross(self, x: Tensor, context: Tensor, segments: Tensor | None) -> None:
+    def _check_cross_form(self) -> None:
         if not self.capability.cross:  # also where the context happens to be as long as x
             reason = self.unsupported.get("cross", "not defined for this mechanism")
             raise UnsupportedAttention(
@@ -245,6 +323,9 @@ class MultiHead(Mixer):
                 f"{type(self).__name__} has no cross form with rotary=True: two sequences have no "
                 "common position. Use rotary=False"
             )
+
+    def _check_cross(self, x: Tensor, context: Tensor, segments: Tensor | None) -> None:
+        self._check_cross_form()
         if segments is not None:
             raise ValueError(
                 f"{type(self).__name__}: segments are for self-attention, without a context; "

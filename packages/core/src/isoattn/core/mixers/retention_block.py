@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from isoattn.core.attention.decay import head_decays
 from isoattn.core.contract import State
+from isoattn.core.cost import Cost
+from isoattn.core.mixers.costs import check_call, projection_flops, rotary_numbers, whole
 from isoattn.core.mixers.recurrent import RecurrentMixer
 from isoattn.core.ops.blocks import accumulation_dtype
-from isoattn.core.ops.decay import CHUNK, decay_attention
+from isoattn.core.ops.decay import CHUNK, decay_attention, decay_flops
 from isoattn.core.ops.masking import no_autocast
 from isoattn.core.ops.rotary import rotate
 
@@ -82,6 +84,30 @@ class MultiScaleRetention(RecurrentMixer):
     def extra_repr(self) -> str:
         """Sizes and options shown by ``print(module)``."""
         return f"dim={self.dim}, heads={self.heads}, eps={self.eps}, chunk={self.chunk}"
+
+    def cost(self, batch: int, tokens: int, *, causal: bool = False, itemsize: int = 4) -> Cost:
+        """As :meth:`Mixer.cost`: five projections and the decay engine of every head.
+
+        Kept are x, q, k, v, the rotation's tables, the numbers of the norm and of the gate, and
+        what goes into W_o.
+        """
+        check_call(self, batch, tokens, causal)
+        rows, wide, heads = batch * tokens, max(4, itemsize), self.heads
+        dim, values = self.dim // heads, self.v_proj.out_features
+        forward, backward = decay_flops(tokens, dim, values // heads, self.chunk, False)
+        narrow = rows * (2 * self.dim + 5 * values)  # q, k; v, gate before and after, both factors
+        numbers = rows * (values + 2 * heads) + heads + rotary_numbers(rows, dim, 2)
+        layers = (self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.out_proj)
+        return whole(
+            self,
+            rows,
+            itemsize,
+            projected=projection_flops(rows, *layers),
+            forward=batch * heads * forward,
+            backward=batch * heads * backward,
+            saved=narrow * itemsize + numbers * wide,
+            state=batch * (dim * values * wide + 8),
+        )
 
     def _recur(self, x: Tensor, state: State | None, mask: Tensor | None) -> tuple[Tensor, State]:
         q, k, v = (self._split(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from isoattn.core.contract import State
+from isoattn.core.cost import Cost
+from isoattn.core.mixers.costs import check_call, projection_flops, whole
 from isoattn.core.mixers.recurrent import RecurrentMixer
 from isoattn.core.ops.causal_conv import causal_conv
 from isoattn.core.ops.masking import no_autocast
@@ -100,6 +102,29 @@ class RGLRU(RecurrentMixer):
             return self.forward(x[:, 0], mask=key_mask, causal=causal).unsqueeze(1)
 
         return over_segments(alone, segments, {"x": x.unsqueeze(1)}, mask).squeeze(1)
+
+    def cost(self, batch: int, tokens: int, *, causal: bool = False, itemsize: int = 4) -> Cost:
+        """As :meth:`Mixer.cost`: three projections and the two gates' block-diagonal maps.
+
+        The scan has no matrix product: it takes about 6 N W multiplications and additions. Kept are
+        x, the convolution's row and the numbers between the steps of the recurrence.
+        """
+        check_call(self, batch, tokens, causal)
+        rows, wide = batch * tokens, max(4, itemsize)
+        taps, inner = self.conv_1d.w.shape
+        gates = 2 * 2 * rows * inner * self.rg_lru.a_gate.w.shape[1]
+        narrow = 4 * rows * inner  # into gelu, out of it; into the gates; into W_o
+        numbers = batch * (tokens + taps - 1) * inner + 9 * rows * inner + inner
+        return whole(
+            self,
+            rows,
+            itemsize,
+            projected=projection_flops(rows, self.linear_x, self.linear_y, self.linear_out),
+            forward=gates,
+            backward=2 * gates,
+            saved=narrow * itemsize + numbers * wide + rows,  # a bool a token: where a row begins
+            state=batch * ((taps - 1) * inner * itemsize + inner * wide + 8),
+        )
 
     def _recur(self, x: Tensor, state: State | None, mask: Tensor | None) -> tuple[Tensor, State]:
         gate = F.gelu(self.linear_y(x), approximate="tanh")

@@ -13,11 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from isoattn.core.contract import Capability, State, UnsupportedAttention
+from isoattn.core.cost import Cost
 from isoattn.core.mixers.base import Mixer
 from isoattn.core.mixers.checks import check_tokens, zero_pads
+from isoattn.core.mixers.costs import check_call, whole
 from isoattn.core.ops.blocks import accumulation_dtype
 from isoattn.core.ops.masking import no_autocast
-from isoattn.core.ops.s4d import Diagonal, diagonal_state_space, discretise
+from isoattn.core.ops.s4d import CHUNK, Diagonal, diagonal_state_space, discretise
 
 
 class S4D(Mixer):
@@ -83,6 +85,48 @@ class S4D(Mixer):
         pairs = self.kernel.C.shape[1]
         bidirectional = self.backward_kernel is not None
         return f"dim={self.dim}, state_dim={2 * pairs}, bidirectional={bidirectional}"
+
+    def cost(self, batch: int, tokens: int, *, causal: bool = False, itemsize: int = 4) -> Cost:
+        """As :meth:`Mixer.cost`: the map across channels and the products of whole chunks.
+
+        Each chunk is multiplied by a table to its outputs and to its state, the state before it by
+        one to its outputs; the last chunk once more, for the state at the end. Kept are those
+        tables with the powers in float64 that they are made of, inputs and states of the chunks and
+        the numbers around gelu and GLU. A single token needs no table and no product.
+        """
+        check_call(self, batch, tokens, causal)
+        rows, wide, dim = batch * tokens, max(4, itemsize), self.dim
+        lengths = [tokens] if self.backward_kernel is None else [tokens, tokens - 1]
+        parts = [self._kernel_cost(batch, n, wide) for n in lengths if n]
+        forward, again, kept = (sum(part) for part in zip(*parts, strict=True))
+        narrow = 3 * rows * dim  # into W; into GLU
+        return whole(
+            self,
+            rows,
+            itemsize,
+            projected=4 * rows * dim**2,
+            forward=forward + again,
+            backward=2 * forward,
+            saved=narrow * itemsize + rows * dim * wide + kept,
+            state=0 if self.backward_kernel else batch * dim * 2 * self.kernel.C.shape[1] * wide,
+        )
+
+    def _kernel_cost(self, batch: int, tokens: int, wide: int) -> tuple[int, int, int]:
+        """FLOPs with a gradient and without, and kept bytes, of one kernel over its tokens."""
+        dim, pairs = self.kernel.C.shape[:2]
+        system = dim * (8 + pairs * (3 * 8 + 6 * 16))  # dt, real and complex numbers of A, B, C
+        if tokens == 1:
+            return 0, 0, system + batch * dim * (8 + 2 * 16 * pairs)  # the step is in float64
+        chunks = -(-tokens // CHUNK)
+        blocks, rest = batch * chunks, tokens - (chunks - 1) * CHUNK
+        products = 2 * dim * blocks * CHUNK * (CHUNK + 4 * pairs)
+        last = 4 * dim * batch * rest * pairs
+        powers = 4 * dim * CHUNK * pairs * 16 + CHUNK * (3 * 8 + CHUNK * 9)  # with their places
+        tables = dim * CHUNK * (CHUNK + 4 * pairs) * wide
+        frame = (chunks + 1) * (8 + 16 * dim * pairs) + 4 * dim * chunks * pairs * wide
+        states = 2 * dim * pairs * (4 * blocks + batch) + dim * pairs
+        inputs = dim * blocks * CHUNK
+        return products, last, system + powers + tables + frame + (states + inputs) * wide
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         """Mix tokens.

@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from isoattn.core.contract import State
+from isoattn.core.cost import Cost
+from isoattn.core.mixers.costs import check_call, projection_flops, whole
 from isoattn.core.mixers.recurrent import RecurrentMixer, convolution, step_bias
 from isoattn.core.ops.causal_conv import causal_conv
 from isoattn.core.ops.masking import no_autocast
-from isoattn.core.ops.selective_scan import selective_scan
+from isoattn.core.ops.selective_scan import block_tokens, selective_scan
 
 
 class SelectiveSSM(RecurrentMixer):
@@ -87,6 +89,33 @@ class SelectiveSSM(RecurrentMixer):
     def extra_repr(self) -> str:
         """Sizes shown by ``print(module)``."""
         return f"dim={self.dim}, state_dim={self.A_log.shape[1]}, block={self.block}"
+
+    def cost(self, batch: int, tokens: int, *, causal: bool = False, itemsize: int = 4) -> Cost:
+        """As :meth:`Mixer.cost`: the projections alone, as the scan has no matrix product.
+
+        It takes about 12 N C S multiplications and additions forward. Kept are x, the convolution's
+        row, input and output of silu, dt, B, C, z, the states between blocks and what goes into
+        W_o.
+        """
+        check_call(self, batch, tokens, causal)
+        rows, wide = batch * tokens, max(4, itemsize)
+        inner, states = self.A_log.shape
+        taps = self.conv1d.kernel_size[0]
+        block = self.block or block_tokens(batch, inner, states)
+        narrow = rows * (5 * inner + self.x_proj.out_features)  # silu's two; delta; z; into W_o
+        numbers = batch * (tokens + taps - 1) * inner + 2 * inner * states
+        numbers += batch * inner * states * -(-tokens // block)  # before each block
+        layers = (self.in_proj, self.x_proj, self.dt_proj, self.out_proj)
+        return whole(
+            self,
+            rows,
+            itemsize,
+            projected=projection_flops(rows, *layers),
+            forward=0,
+            backward=0,
+            saved=narrow * itemsize + numbers * wide,
+            state=batch * inner * ((taps - 1) * itemsize + states * wide),
+        )
 
     def _recur(self, x: Tensor, state: State | None, mask: Tensor | None) -> tuple[Tensor, State]:
         u, z = self.in_proj(x).chunk(2, -1)

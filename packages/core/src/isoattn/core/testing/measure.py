@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -30,24 +31,38 @@ def count_flops(call: Callable[[], Tensor]) -> tuple[int, int]:
 def saved_bytes(call: Callable[[], Tensor], *, exclude: Iterable[Tensor] = ()) -> int:
     """Bytes that autograd keeps between a forward pass and its backward pass.
 
-    Every tensor that passes ``torch.autograd.graph.saved_tensors_hooks`` counts, inputs included,
-    each memory once however many views of it are kept.
+    Every tensor that passes ``torch.autograd.graph.saved_tensors_hooks`` and is still kept when the
+    forward pass has ended counts, inputs included, each number once however many views show it.
 
     Args:
         call: runs the forward pass and returns its output.
         exclude: tensors that do not count, such as the parameters of the module.
     """
     hidden = {x.untyped_storage().data_ptr() for x in exclude}
-    kept: dict[int, int] = {}
+    alive: WeakSet[_Kept] = WeakSet()
 
-    def pack(x: Tensor) -> Tensor:
-        where = x.untyped_storage().data_ptr()
-        if where not in hidden:
-            size = min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
-            kept[where] = max(kept.get(where, 0), size)
-        return x
+    def pack(x: Tensor) -> _Kept:
+        kept = _Kept(x.detach())  # a node's own output would keep the node
+        alive.add(kept)
+        return kept
 
-    with saved_tensors_hooks(pack, lambda x: x):
-        out = call()  # held, so that no memory is freed and used again
+    with saved_tensors_hooks(pack, lambda kept: kept.tensor):
+        out = call()
     assert out.requires_grad, "the output needs no gradient, so nothing is kept"
-    return sum(kept.values())
+    shown: dict[int, Tensor] = {}
+    for x in (kept.tensor for kept in alive):
+        memory, size = x.untyped_storage(), x.element_size()
+        if memory.data_ptr() in hidden:
+            continue
+        marks = shown.setdefault(memory.data_ptr(), torch.zeros(memory.nbytes(), dtype=torch.bool))
+        strides = [size * stride for stride in x.stride()]
+        view = marks.as_strided((*x.shape, size), (*strides, 1), size * x.storage_offset())
+        view.fill_(True)
+    return sum(int(marks.sum()) for marks in shown.values())
+
+
+class _Kept:
+    """A tensor in the hands of autograd, and gone with its node."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
