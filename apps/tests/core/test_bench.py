@@ -82,6 +82,11 @@ def test_whole_layers_causal_and_the_default_list(isoattn, tmp_path):
     projections = 8 * 8 * 16 * 16
     cost = Linear(2, 8).cost(Shape.square(1, 2, 8, 8), causal=True)
     assert rows["Linear"]["forward_flops"] == cost.forward_flops + projections
+    for name in mixers:
+        cost = concrete(Mixer)[name](16).cost(1, 8, causal=True)
+        assert rows[name]["train_flops"] == cost.flops
+        assert rows[name]["saved_bytes"] == cost.saved_bytes
+    assert all(r["train_bound"] > 0 for r in rows.values())
 
 
 def test_folders_are_numbered_and_options_are_named(isoattn, tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from isoattn.core import Attention, Capability, Shape, UnsupportedAttention, attentions
 from isoattn.core.factories import concrete
-from isoattn.core.mixers import Mixer
+from isoattn.core.mixers import Mixer, MultiHead
 
 ROOT = Path(__file__).parents[5]
 """The source tree, where this runs from one."""
@@ -22,7 +22,7 @@ TOKENS = (1024, 16384)
 
 @dataclass(frozen=True)
 class Costs:
-    """Closed forms at batch 1, 4 heads of 64, float32.
+    """Closed forms at batch 1, 4 heads of 64 or 256 channels, float32.
 
     Args:
         order: exponent of N in the forward FLOPs, from N to 4 N at the larger size.
@@ -60,7 +60,7 @@ class Entry:
         unsupported: reasons by form, for the forms it lacks.
         options: with defaults, as in the signature.
         segments: packed samples are taken.
-        costs: None where the class has no closed form.
+        costs: None where they depend on the options.
         module: source file from the root of the repository.
         test: its test file, from the root; empty where none was found.
     """
@@ -110,12 +110,17 @@ def _attention(cls: type[Attention]) -> Entry:
     return _entry(cls, "attention", 2, module.capability, dict(module.unsupported), _costs(module))
 
 
-def _mixer(cls: type) -> Entry:
-    try:
-        module = cls(DIM)
-    except TypeError:  # it takes an attention, whose forms are its own
+def _mixer(cls: type[Mixer]) -> Entry:
+    if cls is MultiHead:  # it takes an attention, whose forms are its own
         return _entry(cls, "mixer", 1, None, {}, None)
-    return _entry(cls, "mixer", 1, module.capability, dict(module.unsupported), None)
+    heads = {"heads": HEADS} if "heads" in _required(cls) else {}
+    module = cls(DIM, **heads)
+    return _entry(cls, "mixer", 1, module.capability, dict(module.unsupported), _costs(module))
+
+
+def _required(cls: type) -> list[str]:
+    parameters = inspect.signature(cls).parameters
+    return [n for n, p in parameters.items() if p.default is inspect.Parameter.empty]
 
 
 def _entry(
@@ -188,14 +193,16 @@ def _released(doc: str) -> str:
     return " ".join(sentences)
 
 
-def _costs(module: Attention) -> Costs | None:
-    c = module.capability
-    causal = not c.bidirectional
+def _costs(module: Attention | Mixer) -> Costs | None:
+    causal = not module.capability.bidirectional
     found = []
     for tokens in (*TOKENS, 4 * TOKENS[-1]):
-        shape = Shape.square(1, HEADS, tokens, HEAD_DIM)
         try:
-            found.append(module.cost(shape, causal=causal))
+            if isinstance(module, Mixer):
+                found.append(module.cost(1, tokens, causal=causal))
+            else:
+                shape = Shape.square(1, HEADS, tokens, HEAD_DIM)
+                found.append(module.cost(shape, causal=causal))
         except (ValueError, UnsupportedAttention):
             return None
     flops = [x.forward_flops for x in found]

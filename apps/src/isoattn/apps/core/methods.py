@@ -103,13 +103,18 @@ class Method:
                 return PEERS[self.spec].build(sizes)
             if sizes.dim is None:
                 return _operator(self.attention(sizes), sizes)
-            layer: nn.Module
-            if self.kind == "mixer":
-                layer = build_factory(self.spec, Mixer, "mixer", 1)(sizes.dim)
-            else:
-                layer = MultiHead(sizes.dim, sizes.heads, self.spec, head_dim=sizes.head_dim)
-            layer = layer.to(sizes.device, sizes.torch_dtype).eval()
+            layer = self.layer(sizes)
             return lambda x: layer(x, causal=sizes.causal)
+
+    def layer(self, sizes: Sizes) -> Mixer:
+        """The mixer, or the attention between projections, in evaluation mode."""
+        assert not isinstance(self.spec, str) and sizes.dim is not None
+        layer: Mixer
+        if self.kind == "mixer":
+            layer = build_factory(self.spec, Mixer, "mixer", 1)(sizes.dim)
+        else:
+            layer = MultiHead(sizes.dim, sizes.heads, self.spec, head_dim=sizes.head_dim)
+        return layer.to(sizes.device, sizes.torch_dtype).eval()
 
     def attention(self, sizes: Sizes) -> Attention:
         """The attention by itself, in evaluation mode."""
@@ -118,25 +123,18 @@ class Method:
         return module.to(sizes.device, sizes.torch_dtype).eval()
 
     def cost(self, sizes: Sizes) -> Cost | None:
-        """FLOPs and bytes in closed form; None where there is none: for a peer or a mixer."""
-        if self.kind != "attention":
+        """FLOPs and bytes in closed form; None where there is none: for a peer."""
+        if self.kind == "peer":
             return None
         itemsize = sizes.torch_dtype.itemsize
-        shape = Shape.square(
-            sizes.batch, sizes.heads, sizes.tokens, sizes.head_dim, itemsize=itemsize
-        )
-        cost = self.attention(sizes).cost(shape, causal=sizes.causal)
         if sizes.dim is None:
-            return cost
-        inner, rows = sizes.heads * sizes.head_dim, sizes.batch * sizes.tokens
-        flops = 8 * rows * sizes.dim * inner
-        outside = (2 * rows * sizes.dim + 4 * sizes.dim * inner) * itemsize
-        return replace(
-            cost,
-            forward_flops=cost.forward_flops + flops,
-            backward_flops=cost.backward_flops + 2 * flops,
-            min_bytes=outside,
-        )
+            shape = Shape.square(
+                sizes.batch, sizes.heads, sizes.tokens, sizes.head_dim, itemsize=itemsize
+            )
+            return self.attention(sizes).cost(shape, causal=sizes.causal)
+        with torch.random.fork_rng(devices=[]):  # weights are drawn, and not looked at
+            layer = self.layer(sizes)
+        return layer.cost(sizes.batch, sizes.tokens, causal=sizes.causal, itemsize=itemsize)
 
 
 def _operator(module: Attention, sizes: Sizes) -> Run:
