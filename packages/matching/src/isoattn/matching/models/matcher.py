@@ -246,13 +246,15 @@ class Matcher(MatchNetwork):
         Raises:
             ValueError: features without fine maps.
         """
-        if self.fine_preprocess is None or self.loftr_fine is None or x0.fine is None:
+        built = self.fine_preprocess is not None and self.loftr_fine is not None
+        if not built or x0.fine is None or x1.fine is None:
             raise ValueError(
                 "Refinement needs fine maps: build the matcher with fine=True and make the "
                 "features with fine=True"
             )
         if not len(cells):
             return no_refinement(x0.tokens)
+        assert self.fine_preprocess is not None and self.loftr_fine is not None
         windows = [
             self.fine_preprocess(x.fine, x.tokens, cells.batch, cell, x.grid)
             for x, cell in ((x0, cells.cell0), (x1, cells.cell1))
@@ -285,7 +287,8 @@ class Matcher(MatchNetwork):
 
     def _tokens(self, maps: Maps, mask: Tensor | None, grey: Tensor) -> ImageFeatures:
         grid = grid_of(*grey.shape[-2:])
-        # by permutation, not transpose: see isoattn.vision.models.grid on batches of one
+        # by permutation, not flatten and transpose: the gradient of that has, for a batch of one, a
+        # batch stride which the BatchNorm of torch 2.14 misreads
         tokens = maps.coarse.permute(0, 2, 3, 1).reshape(len(grey), -1, self.dim)
         place = sinusoid(grid, self.dim, self.pe, dtype=tokens.dtype, device=tokens.device)
         return ImageFeatures(tokens + place, grid, mask, maps.fine)
