@@ -187,6 +187,16 @@ def test_gradients(options):
     assert torch.autograd.gradcheck(lambda x: coarse_loss(dual(x), truth, options), (logits,))
 
 
+@pytest.mark.parametrize("gamma", [0.0, 1.0, 2.5])
+def test_other_exponents(gamma):
+    logits = random_logits(1, 4, scale=50.0).requires_grad_()
+    logits.data[0, 0, 0] = 500.0  # a confidence of exactly 1
+    options = CoarseLossOptions(gamma=gamma)
+    loss = coarse_loss(dual(logits), diagonal(1, 4, 2), options)
+    loss.backward()
+    assert loss.isfinite() and logits.grad.isfinite().all()
+
+
 @given(seed=st.integers(0, 10_000), scale=st.sampled_from([0.0, 1.0, 30.0, 1e3, 1e6]))
 @settings(deadline=None, max_examples=30)
 def test_any_logits_give_finite_losses_and_gradients(seed, scale):
@@ -244,7 +254,8 @@ def test_a_matrix_of_another_shape_is_refused():
         ({"entries": "full"}, "entries must be one of dense, sparse, got 'full'"),
         ({"pooling": "mean"}, "pooling must be one of pair, batch, got 'mean'"),
         ({"alpha": 0.0}, "alpha must be above 0"),
-        ({"gamma": -1.0}, "gamma 0 or more"),
+        ({"gamma": -1.0}, "gamma 0, 1 or more, got 0.25 and -1.0"),
+        ({"gamma": 0.5}, "gamma 0, 1 or more"),
     ],
 )
 def test_options_are_checked(options, message):

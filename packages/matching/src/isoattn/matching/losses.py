@@ -36,7 +36,8 @@ class CoarseLossOptions:
         pooling: ``pair``: means over the entries of a pair, then over the pairs that have a match;
             padding is in no mean. ``batch``, as released: one mean over the matches and one over
             the others of the whole batch, in which padding and pairs without a match count as 0.
-        alpha, gamma: of the focal loss.
+        alpha: weight of the focal loss.
+        gamma: its exponent, 0 or at least 1 (in between, a sure match has an infinite gradient).
 
     Raises:
         ValueError: an unknown name, or a number out of range.
@@ -56,9 +57,9 @@ class CoarseLossOptions:
                 raise ValueError(
                     f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
                 )
-        if self.alpha <= 0 or self.gamma < 0:
+        if self.alpha <= 0 or (self.gamma < 1 and self.gamma != 0):
             raise ValueError(
-                f"alpha must be above 0 and gamma 0 or more, got {self.alpha} and {self.gamma}"
+                f"alpha must be above 0 and gamma 0, 1 or more, got {self.alpha} and {self.gamma}"
             )
 
 
