@@ -331,7 +331,10 @@ class Nystrom(Attention):
         if self.residual_weight is not None:
             taps = 2 * rows * shape.queries * width * self.residual_weight.shape[2]
             forward, backward = forward + taps, backward + 2 * taps
-        return Cost(forward, backward, least, saved)
+        # The last fused call keeps its output; in the padded forms a part of it is the output.
+        own = (exact or self.compat == "none") and self.residual_weight is None
+        kept = rows * n * width * shape.itemsize if own else 0
+        return Cost(forward, backward, least, saved, saved_output_bytes=kept)
 
     def reference(
         self,
