@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -70,7 +70,7 @@ def _axes(axes: Axes, costs: CostTable, label: str) -> None:
         low, high = min(low, own), max(high, own)
     pad = (high / low) ** 0.05 if high > low else 1.5
     axes.set_xlim(low / pad, high * pad)
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.set_xticks(sizes, _spaced(sizes))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(costs.label)
     axes.set_title(label)
@@ -132,3 +132,17 @@ def _between(line: Mapping[int, float], at: float) -> float:
         return line[high]
     share = math.log(at / low) / math.log(high / low)
     return math.exp(math.log(line[low]) + share * math.log(line[high] / line[low]))
+
+
+def _spaced(sizes: Sequence[int]) -> list[str]:
+    """A label at each size, left empty where it would run into the one before."""
+    span = math.log(sizes[-1] / sizes[0]) or 1.0
+    labels, end = [], -math.inf
+    for size in sizes:
+        text = f"{size:,}"
+        half = 0.012 * len(text)  # of the axis
+        place = math.log(size / sizes[0]) / span
+        clear = place - half > end
+        labels.append(text if clear else "")
+        end = place + half if clear else end
+    return labels
