@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -99,6 +100,12 @@ def start_process() -> Callable[..., subprocess.Popen[str]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=answer_ctrl_c,
         )
 
     return start
+
+
+def answer_ctrl_c() -> None:
+    """In a process to be: heed SIGINT, which what is started in the background ignores."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -42,7 +42,12 @@ def test_ctrl_c_says_how_to_go_on():
     command = [sys.executable, "-m", "isoattn.apps.main", *FIT, "--trainer.max_epochs=500"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [*command, "--run.name=c"], stderr=subprocess.PIPE, text=True, env=environment
+        [*command, "--run.name=c"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # Started in the background it would be deaf to it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     last = Path("runs/vision/c/checkpoints/last.ckpt")
     deadline = time.monotonic() + 120

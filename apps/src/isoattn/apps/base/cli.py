@@ -57,6 +57,19 @@ _QUIET = (
     r"\s*``instantiate_classes`` was deprecated",
 )
 
+# One batch is 1, all of them 1.0. typing keeps one Optional[Union[int, float]] for both orders, of
+# whoever was imported first, and a parser that tries float first makes 1.0 of 1.
+for _name in (
+    "limit_train_batches",
+    "limit_val_batches",
+    "limit_test_batches",
+    "limit_predict_batches",
+    "overfit_batches",
+    "val_check_interval",
+    "gradient_clip_val",
+):
+    L.Trainer.__init__.__annotations__[_name] = int | float | None
+
 
 class AppCLI(LightningCLI):
     """fit, validate, test and predict of one app.
