@@ -187,6 +187,15 @@ def test_what_cannot_be_is_one_short_line(isoattn, argv, text):
     assert refused.short and text in refused.err
 
 
+def test_what_is_wrong_with_own_files_is_said_plainly(isoattn, karate):
+    refused = isoattn("fit", karate, "--data.source.label_column=club", "--tracker=none")
+    assert refused.code == 2 and refused.short
+    assert "say split_column=part" in refused.err and "compute_fn" not in refused.err
+    (karate / "edges.csv").unlink()
+    done = isoattn("fit", karate, *SMALL, "--run.name=a")
+    assert done.code == 0 and "no_edges" in done.err, done.err
+
+
 def test_the_metric_of_the_task_selects(isoattn, tmp_path):
     """Two classes by ROC-AUC: val/roc_auc is monitored without being named."""
     files = write_karate(tmp_path / "club")

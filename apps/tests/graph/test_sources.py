@@ -32,8 +32,8 @@ def folder(tmp_path, monkeypatch):
     "paths, name, options",
     [
         (["own"], "TableFiles", {"nodes": "own/nodes.csv", "edges": "own/edges.csv"}),
-        (["alone"], "TableFiles", {"nodes": "alone/nodes.csv"}),
-        (["own/nodes.csv"], "TableFiles", {"nodes": "own/nodes.csv"}),
+        (["alone"], "TableFiles", {"nodes": "alone/nodes.csv", "edges": None}),
+        (["own/nodes.csv"], "TableFiles", {"nodes": "own/nodes.csv", "edges": None}),
         (["g.graphml"], "GraphMLFile", {"path": "g.graphml"}),
         (["plain.npz"], "NpzFile", {"path": "plain.npz"}),
         (["texas.npz"], "Heterophilous", {"name": "texas", "root": "."}),
@@ -70,6 +70,9 @@ def test_another_graph_is_read_as_that_of_training(folder):
         "knn": 0,
         "feature_columns": ["x"],
     }
+    with pytest.raises(UserError, match=r"trained with edges, alone.nodes.csv comes without"):
+        source_spec(["alone"], trained)
+    trained["init_args"]["edges"] = None
     alone = source_spec(["alone"], trained)["init_args"]
-    assert alone["label_column"] is None and "edges" not in alone
+    assert alone["label_column"] is None and alone["edges"] is None
     assert leaf(source_spec(["plain.npz"], trained)) == ("NpzFile", {"path": "plain.npz"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 import warnings
@@ -263,7 +264,8 @@ class AppCLI(LightningCLI):
         except (ValueError, FileNotFoundError, NotADirectoryError) as error:
             if "Does not validate against" in str(error):  # an error of ours, wrapped by the parser
                 raise self._readable(error) from error
-            raise UserError(str(error)) from error
+            text = re.sub(r"\ACall to compute_fn of link .*? failed: ", "", str(error), flags=re.S)
+            raise UserError(text) from error
         self.datamodule.data_seed = self.full_config.get("seed_everything", 0)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
@@ -409,7 +411,11 @@ class AppCLI(LightningCLI):
         """Say what the run came to and what to do next."""
         kept = self.checkpoints
         if kept.best_epoch is None:
-            say("nothing was validated, so no checkpoint is the best")
+            every = self.full_config.get("trainer", {}).get("check_val_every_n_epoch") or 1
+            say(
+                "nothing was validated, so no checkpoint is the best: validation is every "
+                f"{every} epochs (--trainer.check_val_every_n_epoch)"
+            )
         else:
             say_metrics({**kept.best_metrics, "best epoch": float(kept.best_epoch + 1)})
         say(f"run     {self.run.path}")

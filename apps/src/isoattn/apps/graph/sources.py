@@ -31,6 +31,11 @@ def source_spec(paths: list[str], like: dict[str, Any] | None = None) -> dict[st
     spec = _spec([Path(path) for path in paths])
     if like is None or _leaf(like) != _leaf(spec):
         return spec
+    if like["init_args"].get("edges") and not spec["init_args"].get("edges", True):
+        raise UserError(
+            f"The model was trained with edges, {spec['init_args']['nodes']} comes without: give "
+            "edges.csv beside it, or as the second file."
+        )
     shared = {k: v for k, v in like.get("init_args", {}).items() if k not in _OF_TRAINING}
     options = {**shared, **spec["init_args"]}
     if _leaf(spec) == "TableFiles":
@@ -70,7 +75,7 @@ def _npz(file: Path) -> dict[str, Any]:
     return _source("NpzFile", path=str(file))
 
 
-def _source(kind: str, /, **options: str) -> dict[str, Any]:
+def _source(kind: str, /, **options: str | None) -> dict[str, Any]:
     return {"class_path": f"isoattn.graph.data.{kind}", "init_args": options}
 
 
@@ -82,10 +87,7 @@ def _folder(folder: Path) -> dict[str, Any]:
 
 
 def _tables(nodes: Path, edges: Path | None = None) -> dict[str, Any]:
-    options = {"nodes": str(nodes)}
-    if edges is not None:
-        options["edges"] = str(edges)
-    return _source("TableFiles", **options)
+    return _source("TableFiles", nodes=str(nodes), edges=None if edges is None else str(edges))
 
 
 def _labels(nodes: Path, column: str | list[str] | None) -> str | list[str] | None:

@@ -327,9 +327,14 @@ def _numbers(
         try:
             values[:, i] = [float(cell) if cell else np.nan for cell in table[column]]
         except ValueError as error:
+            parts = {cell.strip().lower() for cell in table[column]} <= PART_NAMES.keys()
+            remedy = (
+                f"if it is the split, say split_column={column}"
+                if parts
+                else "name the numeric ones in feature_columns"
+            )
             raise ValueError(
-                f"{path}: the column {column} is no column of numbers ({error}); name the numeric "
-                "ones in feature_columns"
+                f"{path}: the column {column} is no column of numbers ({error}); {remedy}"
             ) from error
     return torch.from_numpy(values)
 
