@@ -10,26 +10,14 @@ import pytest
 import torch
 
 from isoattn.apps.base.errors import UserError
-from isoattn.apps.graph import latent_rows
 from isoattn.apps.graph.latent_edges import check_network, latent_graphs, steps
 from isoattn.apps.graph.latent_graph import chosen_layers
-from isoattn.apps.graph.latent_rows import blocks, check_attention, rows_of
 from isoattn.apps.graph.latent_sample import drawn_nodes, strongest
 from isoattn.apps.graph.latent_summary import class_shares, edge_columns, summarise
 from isoattn.apps.graph.picture_latent import draw_latents
-from isoattn.core import (
-    CrossCovariance,
-    Favor,
-    GumbelFavor,
-    GumbelSoftmax,
-    Identity,
-    Linear,
-    Mean,
-    Softmax,
-    Zero,
-)
+from isoattn.core import Favor, GumbelFavor, GumbelSoftmax, Mean, Softmax
 from isoattn.graph.data import BlockModel, FarRecall, from_networkx
-from isoattn.graph.models import GCN, NodeFormer, latent_graph
+from isoattn.graph.models import GCN, NodeFormer, latent_graph, pair_rows
 
 ARMS = pytest.mark.parametrize("attention", [GumbelFavor, GumbelSoftmax, Favor, Softmax])
 
@@ -55,7 +43,7 @@ def six():
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(latent_rows, "NUMBERS", 40)
+    monkeypatch.setattr(pair_rows, "NUMBERS", 40)
 
 
 # --- numbers ------------------------------------------------------------------------------------
@@ -165,34 +153,14 @@ def test_columns_name_nodes_and_leave_out_what_is_unknown():
     assert first["observed"].sum() == 6 and first.loc[("x", "w"), "observed"] == 1
 
 
-def test_blocks_cover_all_queries():
-    assert [n for n in blocks(5, 10**9, 4)] == [slice(i, i + 1) for i in range(5)]
-    assert list(blocks(5, 7, 2)) == [slice(0, 5)]
-
-
 # --- what has none ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("attention", "reason"),
-    [
-        (Mean, "Mean has no latent graph: it gives all nodes the same weight, 1/N"),
-        (Zero, "Zero has no latent graph: it gives no node any weight"),
-        (Identity, "Identity has no latent graph: it gives each node itself alone"),
-        (CrossCovariance, "mixes channels, so two nodes have no weight between them"),
-        (Linear, "Linear .* does not tell the weight of single pairs of nodes. GumbelFavor, "),
-    ],
-)
-def test_attentions_without_one_say_why(attention, reason, six):
-    with pytest.raises(UserError, match=reason):
-        check_attention(attention(2, 4))
-    with pytest.raises(UserError, match=reason):
-        rows_of(attention(2, 4), torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
 
 
 def test_networks_without_one_say_so():
     with pytest.raises(UserError, match="GCN has no attention between all nodes"):
         check_network(GCN(None, 3, 2))
+    with pytest.raises(UserError, match="Mean has no latent graph: it gives all nodes the same"):
+        check_network(NodeFormer(Mean, 3, 2))
 
 
 def test_layers_by_name():

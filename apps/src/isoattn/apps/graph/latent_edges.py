@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from isoattn.apps.base.errors import UserError
-from isoattn.apps.graph.latent_rows import blocks, check_attention, rows_of
 from isoattn.core import Attention
 from isoattn.graph.graph import Graph
 from isoattn.graph.models import NodeFormer
 from isoattn.graph.models.nodeformer import NodeFormerLayer
+from isoattn.graph.models.pair_rows import blocks, check_attention, rows_of
 from isoattn.graph.task import NodeTask
 
 Heads = Literal["mean", "each"]
@@ -80,7 +80,7 @@ def latent_graphs(
         advance: called after each block of rows; :func:`steps` says how often.
 
     Raises:
-        UserError: an attention without weights of pairs.
+        ValueError: an attention without weights of pairs; :func:`check_network` says so beforehand.
     """
     found = _attentions(network, task.graph)
     parts = _parts(task.graph)
@@ -119,8 +119,11 @@ def check_network(network: nn.Module) -> NodeFormer:
             f"{type(network).__name__} has no attention between all nodes, so no latent graph; "
             "NodeFormer has one."
         )
-    for attention in attentions(network):
-        check_attention(attention)
+    try:
+        for attention in attentions(network):
+            check_attention(attention)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     return network
 
 

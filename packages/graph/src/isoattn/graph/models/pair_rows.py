@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from isoattn.apps.base.errors import UserError
 from isoattn.core import (
     Attention,
     Favor,
@@ -27,7 +26,7 @@ Rows = Callable[[slice], Tensor]
 """From a block of queries to their weights (H, n, M); rows sum to 1."""
 
 NUMBERS = 2**22
-"""Numbers of a block: 16 MiB of float32."""
+"""Weights of a block: 16 MiB of float32."""
 
 
 def rows_of(attention: Attention, q_1HND: Tensor, k_1HMD: Tensor) -> Rows:
@@ -39,7 +38,7 @@ def rows_of(attention: Attention, q_1HND: Tensor, k_1HMD: Tensor) -> Rows:
         k_1HMD: its keys.
 
     Raises:
-        UserError: an attention without such weights; says why.
+        ValueError: an attention without such weights; says why.
     """
     check_attention(attention)
     if isinstance(attention, Softmax | GumbelSoftmax):
@@ -62,13 +61,13 @@ def blocks(queries: int, keys: int, heads: int) -> Iterator[slice]:
 
 
 def check_attention(attention: Attention) -> None:
-    """Raise UserError where an attention has no weights of pairs to rank.
+    """Refuse an attention that has no weights of pairs to rank.
 
     Raises:
-        UserError: names it, says why and what to use.
+        ValueError: names it, says why and what to use.
     """
     if not isinstance(attention, Softmax | GumbelSoftmax | Favor | GumbelFavor):
-        raise UserError(
+        raise ValueError(
             f"{type(attention).__name__} has no latent graph: it {_reason(attention)}. "
             "GumbelFavor, GumbelSoftmax, Favor and Softmax have one."
         )
