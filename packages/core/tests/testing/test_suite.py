@@ -267,3 +267,11 @@ def test_sizes_and_laws_are_described():
     assert all(law.statement.endswith(".") for law in LAWS.values())
     with pytest.raises(TypeError):
         LAWS["new"] = LAWS["cost"]
+
+
+def test_what_cannot_be_built_is_said_once():
+    """An abstract class, an option that does not fit: one line, not one a law."""
+    for factory, word in ((Attention, "abstract"), (partial(Linear, feature_map="cube"), "cube")):
+        results = check_attention(factory, 2, 4, 10)
+        assert [(r.name, r.passed) for r in results] == [("builds", False)]
+        assert word in results[0].detail

@@ -68,6 +68,7 @@ class MultiHead(Mixer):
     Example:
         >>> layer = MultiHead(64, 4, "Linear", rotary=True)
         >>> y = layer(torch.randn(2, 10, 64), causal=True)
+        >>> layer = MultiHead(64, 4, partial(Nystrom, landmarks=16))  # with options of its own
     """
 
     def __init__(
