@@ -18,6 +18,7 @@ Train, swap, ablate and measure the attention of real models, all else equal.
 
   isoattn vision fit|validate|test|predict    image classifiers (XCiT, ViT)
   isoattn graph fit|test|predict|inspect|...  node classifiers (NodeFormer, GCN)
+  isoattn wsi demo|fit|test|heatmap|...       slide classifiers (TransMIL), slides to heat maps
   isoattn ablate plan|diff|run|report|cost    compare attentions in a registered study
   isoattn bench                               time and memory of attentions over tokens
   isoattn probe NAME | --ckpt_path FILE       how far an attention is from softmax
@@ -34,6 +35,7 @@ Add --help to any of them. Attentions: {attentions}.
 _APPS = {
     "vision": "isoattn.apps.vision.app:VisionCLI",
     "graph": "isoattn.apps.graph.app:GraphCLI",
+    "wsi": "isoattn.apps.wsi.app:WsiCLI",
 }
 _VERBS = {
     "graph": {

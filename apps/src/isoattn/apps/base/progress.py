@@ -32,7 +32,7 @@ class EpochLines(Callback):
         metrics = trainer.callback_metrics
         shown = [
             f"{name} {float(metrics[name]):.4f}"
-            for name in ("train/loss", "val/loss", "val/accuracy", "val/roc_auc")
+            for name in ("train/loss", "val/loss", "val/accuracy", "val/roc_auc", "val/auc")
             if name in metrics
         ]
         self._printed = time.perf_counter()

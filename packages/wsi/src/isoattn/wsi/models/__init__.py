@@ -1,6 +1,7 @@
 """Bag networks: TransMIL with a swappable attention, and references without one."""
 
 from isoattn.wsi.models.abmil import ABMIL
+from isoattn.wsi.models.flops import Flops, attention_calls, count_flops
 from isoattn.wsi.models.network import BagNetwork
 from isoattn.wsi.models.pooling import MaxPooling, MeanPooling
 from isoattn.wsi.models.ppeg import PPEG
@@ -19,11 +20,14 @@ __all__ = [
     "RELEASED",
     "BagNetwork",
     "ClassRows",
+    "Flops",
     "KeyReport",
     "MaxPooling",
     "MeanPooling",
     "TransMIL",
     "WeightsError",
+    "attention_calls",
+    "count_flops",
     "from_published",
     "load_weights",
     "read_weights",
