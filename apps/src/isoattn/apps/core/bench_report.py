@@ -20,7 +20,7 @@ from rich.text import Text
 from isoattn.apps.base.crossover import Crossover
 from isoattn.apps.base.files import write_atomic, write_json
 from isoattn.apps.core.bench_records import BASELINE, Bench, Row, crossovers
-from isoattn.apps.core.picture import legend_beside, png, style, token_axis
+from isoattn.apps.core.picture import legend_beside, log_ticks, png, style, token_axis
 
 _PARTS = {
     "forward": "forward time",
@@ -155,6 +155,7 @@ def picture(bench: Bench, crossed: dict[str, dict[str, Crossover]]) -> bytes:
         _curves(axes, bench, crossed, part, scale if part.endswith("peak") else 1 / scale)
         token_axis(axes, bench.tokens)
         axes.set_yscale("log")
+        log_ticks(axes.yaxis)
         axes.set_ylabel(label)
     assert axes is not None
     legend_beside(figure, axes)

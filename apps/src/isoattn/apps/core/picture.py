@@ -6,7 +6,9 @@ import io
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9",
@@ -41,6 +43,21 @@ def token_axis(axes: Axes, tokens: Sequence[int]) -> None:
     axes.set_xlabel("tokens")
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def log_ticks(axis: Axis) -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5 times the powers of ten, as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def skill_ticks(axis: Axis) -> None:
+    """Even steps between -1 and 1, powers of ten below: the ticks of a symlog axis of skill."""
+    steps = [-1000.0, -100.0, -10.0, -1.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0]
+    axis.set_major_locator(FixedLocator(steps))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def legend_beside(figure: Figure, axes: Axes) -> None:

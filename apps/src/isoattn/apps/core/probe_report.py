@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isoattn.apps.base.files import write_atomic, write_json
-from isoattn.apps.core.picture import SOFTMAX, legend_beside, png, style, token_axis
+from isoattn.apps.core.picture import SOFTMAX, legend_beside, png, skill_ticks, style, token_axis
 from isoattn.apps.core.probe import Probed
 from isoattn.core.meter import Quantity
 
@@ -134,6 +134,7 @@ def curves(probed: list[Probed]) -> bytes:
             axes.axhline(0.0, color="#8a8f98", linewidth=0.8)
             axes.set_yscale("symlog", linthresh=1.0)
             axes.set_ylim(top=1.15)
+            skill_ticks(axes.yaxis)
             axes.set_title(f"{kind}, std {std:g}", fontsize=10, loc="left")
             if not column:
                 axes.set_ylabel("skill (1 softmax, 0 mean pooling)")
@@ -171,6 +172,7 @@ def layers(probed: list[Probed]) -> bytes:
     left.set_xlabel("skill (1 softmax of the same q and k, 0 mean pooling)")
     left.set_xscale("symlog", linthresh=1.0)
     left.set_xlim(right=1.15)
+    skill_ticks(left.xaxis)
     left.axvline(0.0, color="#8a8f98", linewidth=0.8)
     right.set_xlabel("effective number of keys of a query, exp(entropy)")
     right.legend(fontsize=8, frameon=False)
