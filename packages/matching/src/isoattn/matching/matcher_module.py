@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import lightning.pytorch as L
 import torch
@@ -112,6 +112,23 @@ class FineOptions:
         _within("least_truth", self.least_truth, self.least_truth >= 0, "0 or more")
 
 
+class Losses(NamedTuple):
+    """What a batch of training costs; scalars.
+
+    Args:
+        total: what is minimised.
+        coarse: of the confidences.
+        fine: of the refined places; ``None`` where they are not trained.
+        log_confidence: mean at the true matches, which rises long before any of them passes a
+            threshold; ``None`` without one.
+    """
+
+    total: Tensor
+    coarse: Tensor
+    fine: Tensor | None
+    log_confidence: Tensor | None
+
+
 class MatcherModule(L.LightningModule):
     """Trains a matcher whose self, cross and fine attention are chosen separately.
 
@@ -196,20 +213,34 @@ class MatcherModule(L.LightningModule):
 
     def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:
         """One step; losses are logged per step, the mean loss over pairs at the epoch's end."""
+        losses = self.batch_losses(batch)
+        pairs = len(batch["index"])
+        self._log_step("coarse_loss", losses.coarse, pairs)
+        if losses.log_confidence is not None:
+            self._log_step("log_confidence", losses.log_confidence, pairs)
+        if losses.fine is not None:
+            self._log_step("fine_loss", losses.fine, pairs)
+        self._log_step("loss_step", losses.total, pairs)
+        total = float(losses.total.detach()) * pairs
+        self.train_sums += torch.tensor([total, pairs], dtype=torch.float64)
+        return losses.total
+
+    def batch_losses(self, batch: PairBatch, step: int | None = None) -> Losses:
+        """The losses of a batch; needs no trainer.
+
+        Args:
+            batch: the pairs.
+            step: which windows are drawn for the fine loss; ``None``: that of the trainer.
+        """
         truth = supervise(batch)
         x0, x1 = self._attended(batch)
-        scores, loss = self._coarse(x0, x1, truth)
-        pairs = len(truth.known_B)
-        self._log_step("coarse_loss", loss, pairs)
-        if len(truth.b):  # rises long before any match passes a threshold
-            self._log_step("log_confidence", scores[truth.b, truth.i, truth.j].mean(), pairs)
-        if self.network.has_fine and self.fine.weight > 0:
-            fine = self._fine_loss(x0, x1, scores, truth)
-            self._log_step("fine_loss", fine, pairs)
-            loss = loss + self.fine.weight * fine
-        self._log_step("loss_step", loss, pairs)
-        self.train_sums += torch.tensor([float(loss.detach()) * pairs, pairs], dtype=torch.float64)
-        return loss
+        scores, coarse = self._coarse(x0, x1, truth)
+        found = scores[truth.b, truth.i, truth.j].mean() if len(truth.b) else None
+        if not (self.network.has_fine and self.fine.weight > 0):
+            return Losses(coarse, coarse, None, found)
+        drawn = self.global_step if step is None else step
+        fine = self._fine_loss(x0, x1, scores, truth, drawn)
+        return Losses(coarse + self.fine.weight * fine, coarse, fine, found)
 
     def on_train_epoch_end(self) -> None:
         """Log the epoch's mean and start counting anew."""
@@ -289,12 +320,12 @@ class MatcherModule(L.LightningModule):
         return confidence, loss
 
     def _fine_loss(
-        self, x0: ImageFeatures, x1: ImageFeatures, scores: Tensor, truth: Supervision
+        self, x0: ImageFeatures, x1: ImageFeatures, scores: Tensor, truth: Supervision, step: int
     ) -> Tensor:
         found = self.network.coarse_matches(x0, x1, log_confidence=scores.detach())
         pairs, cells0, cells1 = truth.shape
         count = max(1, int(self.fine.fraction * pairs * max(cells0, cells1)))
-        seed = derive_seed(self.fine.seed, "fine", self.global_step)
+        seed = derive_seed(self.fine.seed, "fine", step)
         cells = training_cells(
             found,
             (truth.b, truth.i, truth.j),
@@ -307,20 +338,39 @@ class MatcherModule(L.LightningModule):
         target_K2 = truth.fine_targets(cells.batch, cells.cell0, cells.cell1)
         return fine_loss(expectation_K3, target_K2, cells.batch, pairs, pooling=self.fine.pooling)
 
-    def _score(self, batch: PairBatch, split: Literal["val", "test"]) -> None:
+    def score_batch(
+        self, batch: PairBatch, score: MatchScore, *, most: int | None = None
+    ) -> tuple[Matches, Tensor]:
+        """Match the pairs of a batch and add them to a score.
+
+        Args:
+            batch: the pairs.
+            score: what they are added to.
+            most: matches of a pair that count, the most confident ones; ``None``: all above the
+                threshold.
+
+        Returns:
+            The matches that were scored, in pixels of the images of the batch, and the coarse loss.
+        """
         truth = supervise(batch)
         x0, x1 = self._attended(batch)
         log_confidence, loss = self._coarse(x0, x1, truth)
-        network, pairs = self.network, len(truth.known_B)
+        network = self.network
         cells = network.coarse_matches(x0, x1, log_confidence=log_confidence)
         matches = network.matches(x0, x1, cells)
-        if split == "test" and self.test_matches is not None:
-            matches = matches.topk(self.test_matches)
+        if most is not None:
+            matches = matches.topk(most)
         everything = network.coarse_matches(
             x0, x1, threshold=0.0, border=0, log_confidence=log_confidence
         )
         candidates = network.matches(replace(x0, fine=None), replace(x1, fine=None), everything)
-        self.scores[split].update(batch, truth, matches, candidates)
+        score.update(batch, truth, matches, candidates)
+        return matches, loss
+
+    def _score(self, batch: PairBatch, split: Literal["val", "test"]) -> None:
+        most = self.test_matches if split == "test" else None
+        _, loss = self.score_batch(batch, self.scores[split], most=most)
+        pairs = len(batch["index"])
         self.loss_sums[split] += float(loss.detach()) * pairs
         self.loss_items[split] += pairs
 

@@ -33,7 +33,7 @@ class DrawnPairs(PairSource):
     """Homography pairs of photographs; validation and test are the same in every epoch and run.
 
     Args:
-        size: (H, W) of the views.
+        size: (H, W) of the views, or the side of square ones.
         homography, photometric: how far they are apart.
         train_pairs: pairs in an epoch.
         val_pairs, test_pairs: pairs in the fixed sets.
@@ -44,7 +44,7 @@ class DrawnPairs(PairSource):
 
     def __init__(
         self,
-        size: tuple[int, int],
+        size: int | tuple[int, int],
         homography: HomographyOptions,
         photometric: PhotometricOptions,
         train_pairs: int,
@@ -52,13 +52,14 @@ class DrawnPairs(PairSource):
         test_pairs: int,
         eval_seed: int,
     ) -> None:
+        size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         counts: dict[Split, int] = {"train": train_pairs, "val": val_pairs, "test": test_pairs}
         if min(counts.values()) < 1 or min(size) < 16:
             raise ValueError(
                 f"Drawn pairs need one pair or more in each split and views of 16 pixels or more a "
-                f"side; got {counts} and size {tuple(size)}"
+                f"side; got {counts} and size {size}"
             )
-        self.size = (int(size[0]), int(size[1]))
+        self.size = size
         self.homography = homography
         self.photometric = photometric
         self.counts = counts
@@ -105,7 +106,7 @@ class BuiltinPairs(DrawnPairs):
     ``texture`` says which pairs are of them.
 
     Args:
-        size: (H, W) of the views.
+        size: (H, W) of the views, or the side of square ones.
         homography: jitter, rotation, scale and translation between the views.
         photometric: contrast, brightness, gamma and noise of each view.
         textures: whether the textures take part.
@@ -116,7 +117,7 @@ class BuiltinPairs(DrawnPairs):
 
     def __init__(
         self,
-        size: tuple[int, int] = (128, 128),
+        size: int | tuple[int, int] = (128, 128),
         homography: HomographyOptions = HomographyOptions(),  # noqa: B008 - frozen
         photometric: PhotometricOptions = PhotometricOptions(),  # noqa: B008 - frozen
         textures: bool = True,
@@ -150,7 +151,7 @@ class FolderPairs(DrawnPairs):
 
     Args:
         root: folder; its subfolders are searched too.
-        size: (H, W) of the views.
+        size: (H, W) of the views, or the side of square ones.
         homography: jitter, rotation, scale and translation between the views.
         photometric: contrast, brightness, gamma and noise of each view.
         train_pairs: pairs in an epoch.
@@ -165,7 +166,7 @@ class FolderPairs(DrawnPairs):
     def __init__(
         self,
         root: str,
-        size: tuple[int, int] = (128, 128),
+        size: int | tuple[int, int] = (128, 128),
         homography: HomographyOptions = HomographyOptions(),  # noqa: B008 - frozen
         photometric: PhotometricOptions = PhotometricOptions(),  # noqa: B008 - frozen
         train_pairs: int = 1600,

@@ -1,0 +1,1 @@
+"""The matching app: matchers of image pairs."""
