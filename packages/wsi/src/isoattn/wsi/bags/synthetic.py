@@ -31,7 +31,7 @@ class Difficulty:
 
     Args:
         bags: in all; half train, a quarter val, a quarter test, half of each positive.
-        tiles: fewest and most tiles of a bag.
+        tiles: fewest and most tiles of a bag; or one number, which all bags have.
         features: I.
         marked: share of the tiles of each type that is looked for, one tile at least.
         signal: length of a type's direction; 0 is impossible, 5 plain to see in one tile.
@@ -43,24 +43,29 @@ class Difficulty:
     """
 
     bags: int = 240
-    tiles: tuple[int, int] = (80, 160)
+    tiles: int | tuple[int, int] = (80, 160)
     features: int = 32
     marked: float = 0.04
     signal: float = 5.0
     offset: float = 0.5
 
     def __post_init__(self) -> None:
-        low, high = self.tiles
+        low, high = self.sizes
         if self.bags < 16 or not 9 <= low <= high or self.features < 3:
             raise ValueError(
                 "Made bags need 16 bags, 9 tiles and 3 features at least, fewest before most; got "
-                f"bags={self.bags}, tiles={list(self.tiles)}, features={self.features}"
+                f"bags={self.bags}, tiles={list(self.sizes)}, features={self.features}"
             )
         if not 0 < self.marked <= 0.2 or self.signal < 0 or self.offset < 0:
             raise ValueError(
                 "marked lies in (0, 0.2], signal and offset are 0 or more; got "
                 f"marked={self.marked}, signal={self.signal}, offset={self.offset}"
             )
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Fewest and most tiles."""
+        return (self.tiles, self.tiles) if isinstance(self.tiles, int) else self.tiles
 
 
 class MadeBags(BagReader):
@@ -122,7 +127,7 @@ class MadeBags(BagReader):
     def _layout(self, index: int) -> tuple[Tensor, Tensor, torch.Generator]:
         """Cells row by row, types, and the generator for what comes after them."""
         generator = item_generator(self.seed, 0, index, "bag")
-        low, high = self.difficulty.tiles
+        low, high = self.difficulty.sizes
         tiles = int(torch.randint(low, high + 1, (), generator=generator))
         side = math.isqrt(int(1.25 * tiles) - 1) + 1  # about a fifth of the cells is empty
         place = torch.randperm(side * side, generator=generator)[:tiles].sort().values
@@ -244,9 +249,9 @@ class MeetingBags(_Made):
         difficulty: Difficulty = Difficulty(marked=0.02, signal=7.0),  # noqa: B008 - frozen
         seed: int = 0,
     ) -> None:
-        if difficulty.tiles[0] < 60 or difficulty.marked > 0.03:
+        if difficulty.sizes[0] < 60 or difficulty.marked > 0.03:
             raise ValueError(
                 "MeetingBags needs room for tiles that are far apart: 60 tiles or more and marked "
-                f"at most 0.03; got tiles={list(difficulty.tiles)}, marked={difficulty.marked}"
+                f"at most 0.03; got tiles={list(difficulty.sizes)}, marked={difficulty.marked}"
             )
         super().__init__(difficulty, seed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from isoattn.wsi.heatmap.geojson import save_geojson, tiles_to_geojson
 from isoattn.wsi.heatmap.picture import Scale, save_heat_map
@@ -20,42 +21,71 @@ PICTURE_SIDE = 1024
 
 def write_heat_map(
     folder: Path,
-    slide: Slide,
+    slide: Slide | None,
     scores: TileScores,
     *,
     truth_HW: Mask | None = None,
     threshold: float | None = None,
     scale: Scale = "auto",
+    extent: tuple[int, int] | None = None,
+    heading: str = "",
 ) -> TruthScores | None:
     """Write ``NAME.png`` and ``NAME.geojson``; compare with the truth where there is any.
 
     Args:
         folder: to write to.
-        slide: whose tiles they are; needs no mpp.
+        slide: whose tiles they are; needs no mpp. ``None``: the picture has a white ground.
         scores: of the tiles.
         truth_HW: mask of the whole slide, of any resolution.
         threshold: declared beforehand; for IoU, and for classes in QuPath.
         scale: of the colours.
+        extent: width and height in level-0 pixels where there is no slide; ``None``: up to the last
+            tile.
+        heading: said in the picture before the comparison.
 
     Returns:
         the comparison; ``None`` without a mask, or with an empty one.
+
+    Raises:
+        SlideError: the slide cannot be read.
     """
-    thumbnail = slide.thumbnail(PICTURE_SIDE)
-    width = slide.dimensions[0]
+    size = slide.dimensions if slide is not None else extent or _extent(scores)
     found = None
     if truth_HW is not None and truth_HW.any():
-        found = compare_with_truth(scores, truth_HW, width / truth_HW.shape[1], threshold=threshold)
+        downsample = size[0] / truth_HW.shape[1]
+        found = compare_with_truth(scores, truth_HW, downsample, threshold=threshold)
+    pixels = _white(size) if slide is None else np.asarray(slide.thumbnail(PICTURE_SIDE))
     save_heat_map(
         folder / f"{scores.slide}.png",
-        np.asarray(thumbnail),
-        width / thumbnail.width,
+        pixels,
+        size[0] / pixels.shape[1],
         scores,
         scale=scale,
         truth_HW=truth_HW,
-        caption=_caption(found),
+        caption=", ".join(part for part in (heading, _caption(found)) if part),
     )
-    save_geojson(folder / f"{scores.slide}.geojson", tiles_to_geojson(scores, threshold=threshold))
+    objects = tiles_to_geojson(scores, threshold=threshold, origin=_origin(slide))
+    save_geojson(folder / f"{scores.slide}.geojson", objects)
     return found
+
+
+def _extent(scores: TileScores) -> tuple[int, int]:
+    width, height = np.ceil(scores.coords_N2.max(0) + scores.side).astype(int).tolist()
+    return width, height
+
+
+def _white(size: tuple[int, int]) -> NDArray[np.uint8]:
+    """An empty ground of the slide's shape."""
+    zoom = PICTURE_SIDE / max(size)
+    width, height = (max(1, round(side * zoom)) for side in size)
+    return np.full((height, width, 3), 255, dtype=np.uint8)
+
+
+def _origin(slide: Slide | None) -> tuple[int, int]:
+    """The level-0 pixel from which QuPath counts: the corner of the scanned box, if any."""
+    properties = {} if slide is None else slide.facts.properties
+    x, y = (int(properties.get(f"openslide.bounds-{axis}", 0)) for axis in "xy")
+    return x, y
 
 
 def _caption(found: TruthScores | None) -> str:
