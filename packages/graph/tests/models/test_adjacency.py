@@ -8,7 +8,13 @@ import torch
 from isoattn.core import Favor, GumbelFavor, GumbelSoftmax, Mean, Softmax, Zero
 from isoattn.graph.graph import Graph, tidy_edges
 from isoattn.graph.models import NodeFormer
-from isoattn.graph.models.adjacency import Adjacencies, adjacency_orders, normalised, paths
+from isoattn.graph.models.adjacency import (
+    Adjacencies,
+    adjacency_orders,
+    neighbour_sum,
+    normalised,
+    paths,
+)
 from isoattn.graph.models.edge_loss import edge_loss
 from isoattn.graph.models.relational import RelationalBias
 
@@ -48,8 +54,22 @@ def test_weights_are_symmetric_degrees(graph):
     edges = adjacency_orders(graph().edge_index, 24, 1)[0]
     want = dense(edges, 24)
     root = want.sum(1).rsqrt()
-    got = normalised(edges, 24, torch.float64).to_dense()
+    got = normalised(edges, 24, torch.float64).matrix.to_dense()
     torch.testing.assert_close(got, root[:, None] * want * root)
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_sums_over_neighbours_and_their_gradients(graph, directed):
+    edges = graph().edge_index
+    edges = edges[:, edges[0] < edges[1]] if directed else edges
+    both = normalised(adjacency_orders(edges, 24, 1)[0], 24, torch.float64)
+    assert (both.matrix is both.transposed) == (not directed)
+    assert torch.equal(both.transposed.to_dense(), both.matrix.to_dense().T)
+    x = torch.randn(24, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.testing.assert_close(neighbour_sum(both, x), both.matrix.to_dense() @ x)
+    x.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: neighbour_sum(both, x), x)
+    assert torch.autograd.gradgradcheck(lambda x: neighbour_sum(both, x) ** 2, x)
 
 
 @pytest.mark.parametrize("gate", ["sigmoid", "identity"])
@@ -62,7 +82,7 @@ def test_bias_is_its_formula(graph, gate):
     matrices = Adjacencies(2, mode="hop", budget=10**6)(graph().edge_index, 24, torch.float64)
     v = torch.randn(24, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     strength = bias.gate.sigmoid() if gate == "sigmoid" else bias.gate
-    stack = torch.stack([m.to_dense() for m in matrices])
+    stack = torch.stack([m.matrix.to_dense() for m in matrices])
     want = torch.einsum("rh,rnm,mhd->nhd", strength, stack, v)
     torch.testing.assert_close(bias(v, matrices), want)
 

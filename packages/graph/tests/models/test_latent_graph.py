@@ -11,7 +11,8 @@ ARMS = pytest.mark.parametrize("attention", [GumbelFavor, GumbelSoftmax, Favor, 
 
 
 @ARMS
-def test_it_is_the_top_k_of_the_rows(graph, attention):
+def test_case_6_it_is_the_top_k_of_the_rows(graph, attention):
+    # qitianwu/NodeFormer#23, #21: six nodes, and non-edges are among the strongest
     torch.manual_seed(0)
     model = NodeFormer(attention, 6, 3, hidden=8, heads=2).double().train()
     g = graph(6, 4)

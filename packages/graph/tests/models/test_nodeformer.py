@@ -147,7 +147,8 @@ def test_noise_is_fresh_and_the_global_generator_is_left_alone(graph, attention)
 
 
 @pytest.mark.parametrize("attention", [GumbelFavor, GumbelSoftmax])
-def test_a_small_temperature_with_large_noise_is_finite(graph, attention):
+def test_case_10_a_small_temperature_with_large_noise_is_finite(graph, attention):
+    # qitianwu/NodeFormer#20: g = 14 at tau = 0.05, against float64
     torch.manual_seed(0)
     model = NodeFormer(partial(attention, tau=0.05, draws=2), 6, 3, **OPTIONS)
     for layer in model.layers:
@@ -165,6 +166,17 @@ def test_a_small_temperature_with_large_noise_is_finite(graph, attention):
         assert a.isfinite().all()
         scale = b.abs().max().clamp(min=1.0)
         torch.testing.assert_close(a.double() / scale, b / scale, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("attention", [GumbelFavor, GumbelSoftmax])
+def test_case_10_noise_in_evaluation_is_a_choice(graph, attention):
+    g = graph()
+    plain = build(attention, **OPTIONS).eval()
+    without = build(partial(attention, draws=0), **OPTIONS).train()
+    torch.testing.assert_close(plain(g).logits, without(g).logits)  # none unless asked for
+    asked = build(partial(attention, eval_draws=2), **OPTIONS).eval()
+    assert not torch.equal(asked(g).logits, plain(g).logits)
+    assert torch.equal(asked(g).logits, asked(g).logits)  # and then the same ones
 
 
 @pytest.mark.parametrize("attention", ARMS)
@@ -188,7 +200,8 @@ def test_several_graphs_equal_one_by_one(graph, attention):
 
 @pytest.mark.parametrize("attention", ARMS)
 @pytest.mark.parametrize("order", [0, 2])
-def test_no_edges(graph, attention, order):
+def test_case_7_no_edges(graph, attention, order):
+    # qitianwu/NodeFormer#4, #16, #2: the edge term is 0, gradients are finite
     model = build(attention, hidden=8, heads=2, relational_order=order).train()
     g = graph()
     out = model(replace(g, edge_index=g.edge_index[:, :0]), return_extras=True)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -85,22 +86,75 @@ def _product(first: Tensor, second: Tensor, nodes: int) -> Tensor:
     return torch.stack([source, target])
 
 
-def normalised(edges: Tensor, nodes: int, dtype: torch.dtype) -> Tensor:
-    """Sparse D^-1/2 A D^-1/2 (N, N), rows are targets, D the number of entries that arrive.
+@dataclass(frozen=True)
+class Neighbours:
+    """The weights of the entries that arrive at each node.
 
-    Every node needs an entry that arrives, such as a self loop.
+    Args:
+        matrix: sparse (N, N) by rows (CSR), rows are targets.
+        transposed: its transpose, which gradients go through; the same tensor where all entries go
+            both ways.
+    """
+
+    matrix: Tensor
+    transposed: Tensor
+
+    @property
+    def entries(self) -> int:
+        """E."""
+        return self.matrix.values().numel()
+
+
+def normalised(edges: Tensor, nodes: int, dtype: torch.dtype) -> Neighbours:
+    """D^-1/2 A D^-1/2, D the number of entries that arrive.
+
+    Every node needs an entry that arrives, such as a self loop. No entry twice.
     """
     degree = torch.bincount(edges[1], minlength=nodes).to(torch.float64).rsqrt()
-    weight = (degree[edges[0]] * degree[edges[1]]).to(dtype)
-    index = torch.stack([edges[1], edges[0]])
-    return torch.sparse_coo_tensor(index, weight, (nodes, nodes), check_invariants=False).coalesce()
+    source, target = edges
+    code, order = (target * nodes + source).sort()
+    back, back_order = (source * nodes + target).sort()
+    weight = (degree[source] * degree[target]).to(dtype)
+    matrix = _by_rows(code, weight[order], nodes)
+    if torch.equal(code, back):  # then so are the weights
+        return Neighbours(matrix, matrix)
+    return Neighbours(matrix, _by_rows(back, weight[back_order], nodes))
 
 
-def neighbour_sum(matrix: Tensor, x_NP: Tensor) -> Tensor:
+def _by_rows(code: Tensor, weight: Tensor, nodes: int) -> Tensor:
+    """CSR (N, N) of entries row * N + column, ascending; int32, which MKL takes as it is."""
+    start = torch.zeros(nodes + 1, dtype=torch.int32, device=code.device)
+    start[1:] = torch.bincount(code // nodes, minlength=nodes).cumsum(0)
+    column = (code % nodes).to(torch.int32)
+    with warnings.catch_warnings():  # torch says that the format is new
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
+        return torch.sparse_csr_tensor(
+            start, column, weight, (nodes, nodes), check_invariants=False
+        )
+
+
+def neighbour_sum(neighbours: Neighbours, x_NP: Tensor) -> Tensor:
     """The sparse matrix times x, in the dtype of the matrix; no product for each entry is kept."""
+    matrix, transposed = neighbours.matrix, neighbours.transposed
     with torch.autocast(x_NP.device.type, enabled=False):
-        out: Tensor = torch.sparse.mm(matrix, x_NP.to(matrix.dtype))
+        function: Any = _Sum
+        out: Tensor = function.apply(x_NP.to(matrix.dtype).contiguous(), matrix, transposed)
     return out
+
+
+class _Sum(torch.autograd.Function):
+    """matrix @ x; the gradient goes through the transpose that is there, none is made."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrix: Tensor, transposed: Tensor) -> Tensor:
+        ctx.both = matrix, transposed
+        return matrix @ x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        matrix, transposed = ctx.both
+        function: Any = _Sum
+        return function.apply(grad.contiguous(), transposed, matrix), None, None
 
 
 class Adjacencies:
@@ -120,10 +174,10 @@ class Adjacencies:
         self.mode: Mode = mode
         self.budget = budget
         self.kept = kept
-        self._known: OrderedDict[tuple[object, ...], list[Tensor]] = OrderedDict()
+        self._known: OrderedDict[tuple[object, ...], list[Neighbours]] = OrderedDict()
 
-    def __call__(self, edge_index: Tensor, nodes: int, dtype: torch.dtype) -> list[Tensor]:
-        """Sparse (N, N) matrices of order 1, 2, ...
+    def __call__(self, edge_index: Tensor, nodes: int, dtype: torch.dtype) -> list[Neighbours]:
+        """The weights of order 1, 2, ...
 
         Raises:
             ValueError: an order beyond the budget.

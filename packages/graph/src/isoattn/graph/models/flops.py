@@ -93,7 +93,7 @@ def _sparse(network: NodeNetwork, graph: Graph) -> int:
     else:
         return 0
     matrices = network.adjacencies(graph.edge_index, graph.num_nodes, torch.float32)
-    return 2 * channels * sum(matrix.values().numel() for matrix in matrices)
+    return 2 * channels * sum(matrix.entries for matrix in matrices)
 
 
 def _layers(network: NodeFormer) -> list[NodeFormerLayer]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from isoattn.core import Attention, AttentionFactory
 from isoattn.graph.graph import Graph
-from isoattn.graph.models.adjacency import Adjacencies, Mode, with_self_loops
+from isoattn.graph.models.adjacency import Adjacencies, Mode, Neighbours, with_self_loops
 from isoattn.graph.models.edge_loss import edge_loss
 from isoattn.graph.models.network import NodeNetwork, NormName, Output, norm_layer
 from isoattn.graph.models.relational import Gate, RelationalBias
@@ -58,7 +58,7 @@ class NodeFormerLayer(nn.Module):
     def forward(
         self,
         z_Nd: Tensor,
-        adjacencies: Sequence[Tensor],
+        adjacencies: Sequence[Neighbours],
         segments_1N: Tensor | None = None,
         look: Look | None = None,
     ) -> Tensor:

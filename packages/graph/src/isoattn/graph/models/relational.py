@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from isoattn.graph.models.adjacency import neighbour_sum
+from isoattn.graph.models.adjacency import Neighbours, neighbour_sum
 
 Gate = Literal["sigmoid", "identity"]
 
@@ -37,7 +37,7 @@ class RelationalBias(nn.Module):
         self.kind: Gate = gate
         self.gate = nn.Parameter(torch.full((order, heads), 0.1 if gate == "sigmoid" else 1.0))
 
-    def forward(self, v_NHD: Tensor, adjacencies: Sequence[Tensor]) -> Tensor:
+    def forward(self, v_NHD: Tensor, adjacencies: Sequence[Neighbours]) -> Tensor:
         """The sum over neighbours of every order, (N, H, D)."""
         strength_RH = self.gate.sigmoid() if self.kind == "sigmoid" else self.gate
         total = torch.zeros_like(v_NHD)
