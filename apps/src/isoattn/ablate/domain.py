@@ -82,6 +82,20 @@ class StudyApp(Protocol):
                 same weights are scored as ``test/METRIC@ARM``.
         """
 
+    def swapped_scores(
+        self, config: dict[str, Any], folder: Path, swaps: Mapping[str, dict[str, Any]]
+    ) -> dict[str, float]:
+        """Score the selected checkpoint of a run that has ended, as trained and with swaps.
+
+        Args:
+            config: of the run.
+            folder: of the run.
+            swaps: as in :meth:`score`.
+
+        Returns:
+            ``test/METRIC`` and ``test/METRIC@ARM``.
+        """
+
     def baselines(self, config: dict[str, Any]) -> dict[str, float]:
         """Simple references of the domain on the test split: name -> score."""
 
@@ -110,6 +124,8 @@ class StudyApp(Protocol):
 _APPS = {
     "vision": "isoattn.apps.vision.study:VisionStudy",
     "graph": "isoattn.apps.graph.study:GraphStudy",
+    "matching": "isoattn.apps.matching.study:MatchingStudy",
+    "wsi": "isoattn.apps.wsi.study:WsiStudy",
 }
 
 

@@ -18,6 +18,7 @@ Train, swap, ablate and measure the attention of real models, all else equal.
 
   isoattn vision fit|validate|test|predict    image classifiers (XCiT, ViT)
   isoattn graph fit|test|predict|inspect|...  node classifiers (NodeFormer, GCN)
+  isoattn matching fit|test|predict|match     matchers of image pairs (LoFTR)
   isoattn wsi demo|fit|test|heatmap|...       slide classifiers (TransMIL), slides to heat maps
   isoattn ablate plan|diff|run|report|cost    compare attentions in a registered study
   isoattn bench                               time and memory of attentions over tokens
@@ -35,12 +36,23 @@ Add --help to any of them. Attentions: {attentions}.
 _APPS = {
     "vision": "isoattn.apps.vision.app:VisionCLI",
     "graph": "isoattn.apps.graph.app:GraphCLI",
+    "matching": "isoattn.apps.matching.app:MatchingCLI",
     "wsi": "isoattn.apps.wsi.app:WsiCLI",
 }
 _VERBS = {
     "graph": {
         "inspect": "isoattn.apps.graph.inspect:run_inspect",
         "latent-graph": "isoattn.apps.graph.latent_graph:run_latent_graph",
+    },
+    "matching": {
+        "match": "isoattn.apps.matching.match:run_match",
+    },
+    "wsi": {
+        "synthesize": "isoattn.apps.wsi.synthesize:run_synthesize",
+        "tile": "isoattn.apps.wsi.tile:run_tile",
+        "encode": "isoattn.apps.wsi.encode:run_encode",
+        "heatmap": "isoattn.apps.wsi.heatmap:run_heatmap",
+        "demo": "isoattn.apps.wsi.demo:run_demo",
     },
 }
 """Verbs of an app beside fit, validate, test and predict."""

@@ -3,4 +3,6 @@
 import isoattn.ablate.worker
 import isoattn.apps.base.run
 import isoattn.apps.graph.study
-import isoattn.apps.vision.study  # noqa: F401
+import isoattn.apps.matching.study
+import isoattn.apps.vision.study
+import isoattn.apps.wsi.study  # noqa: F401

@@ -168,7 +168,7 @@ def _bad_value(message: str, argv: Sequence[str], presets: Iterable[str]) -> str
     key = _key(message, argv)
     body = re.sub(r"Parser key \"[\w.]+\":?", "\n", message)
     lines = [line.strip().removeprefix("- ") for line in body.splitlines()]
-    lines = [line for line in lines if line and not _NOISE.match(line)]
+    lines = [line for line in lines if line not in ("", "-") and not _NOISE.match(line)]
     got = re.search(r"(?:Given|Got) value: (.*)", message)
     value = got.group(1).strip() if got else ""
     expected: list[str] = []

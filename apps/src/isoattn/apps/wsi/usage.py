@@ -10,7 +10,7 @@ usage: isoattn wsi demo|synthesize|tile|encode|fit|validate|test|predict|heatmap
   isoattn wsi demo OUT                                from made slides to a heat map in one go
   isoattn wsi synthesize OUT/cohort                   slides with known tumour, masks and labels
   isoattn wsi tile SLIDES --out DIR                   which tiles would be read, as pictures
-  isoattn wsi encode SLIDES --out DIR --encoder uni   features of the tiles; goes on where it stopped
+  isoattn wsi encode SLIDES --out DIR --encoder uni   features; goes on where it stopped
 
   isoattn wsi fit                                     TransMIL on made bags, the default config
   isoattn wsi fit DIR labels.csv                      on your own features (also CLAM's, TRIDENT's)
