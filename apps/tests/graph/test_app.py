@@ -1,5 +1,6 @@
 """isoattn graph: fit, resume, swap, test, predict, and what it refuses."""
 
+import copy
 import csv
 import json
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 import yaml
 
+from isoattn.apps.base.arguments import contradictions
 from isoattn.apps.base.shipped import shipped
 from isoattn.apps.base.study import resolve
 from isoattn.apps.graph.app import GraphCLI
@@ -185,6 +187,7 @@ def test_what_cannot_be_is_one_short_line(isoattn, argv, text):
     refused = isoattn("fit", *argv, "--trainer.max_epochs=1", "--tracker=none")
     assert refused.code == 2, refused.err
     assert refused.short and text in refused.err
+    assert not Path("runs").exists()
 
 
 def test_what_is_wrong_with_own_files_is_said_plainly(isoattn, karate):
@@ -194,6 +197,109 @@ def test_what_is_wrong_with_own_files_is_said_plainly(isoattn, karate):
     (karate / "edges.csv").unlink()
     done = isoattn("fit", karate, *SMALL, "--run.name=a")
     assert done.code == 0 and "no_edges" in done.err, done.err
+
+
+@pytest.mark.parametrize("tracker", ["csv", "tensorboard", "wandb-offline"])
+def test_a_refused_run_leaves_no_folder(isoattn, karate, club_run, tracker):
+    """Refused when all is built: the weights do not fit the network."""
+    _, run = club_run
+    start = f"--init_from={run}/checkpoints/best.ckpt"
+    for argv in (("fit", karate), ("test",)):
+        refused = isoattn(*argv, start, "--model.network.layers=3", f"--tracker={tracker}")
+        assert refused.code == 2 and refused.short and "do not fit" in refused.err, refused.err
+        assert sorted(p.name for p in Path().iterdir()) == ["club"]
+    refused = isoattn("fit", start, "--model.network.layers=3", "--run.dir=new/run")
+    assert refused.code == 2 and not Path("new").exists()
+    Path("old").mkdir()
+    refused = isoattn("fit", start, "--model.network.layers=3", "--run.dir=old")
+    assert (
+        refused.code == 2
+        and "do not fit" in json.loads(Path("old/result.json").read_text())["error"]
+    )
+
+
+def test_runs_are_named_after_the_data(isoattn, karate):
+    assert isoattn("fit", karate, *SMALL).code == 0
+    assert isoattn("fit", "--config=block_model", *BLOCKS[1:]).code == 0
+    assert sorted(p.name for p in Path("runs/graph").iterdir()) == [
+        "nodeformer-blockmodel-GumbelFavor-s0",
+        "nodeformer-club-GumbelFavor-s0",
+    ]
+
+
+def test_moved_files_are_the_same_data_and_changed_ones_are_not(isoattn, karate):
+    assert isoattn("fit", karate, *SMALL, "--run.name=a").code == 0
+    last = "--ckpt_path=runs/graph/a/checkpoints/last.ckpt"
+    before = isoattn("test", last)
+    moved = karate.rename(karate.with_name("moved"))
+    gone = isoattn("test", last)
+    assert gone.code == 2 and gone.short
+    assert "has no file nodes.csv" in gone.err
+    assert "isoattn graph test FOLDER --ckpt_path runs/graph/a/checkpoints/last.ckpt" in gone.err
+    found = isoattn("test", moved, last)
+    assert found.code == 0 and "is not what" not in found.err, found.err
+    assert found.out.splitlines()[:3] == before.out.splitlines()[:3]
+    assert isoattn("fit", moved, last).code == 0
+
+    edges = moved / "edges.csv"
+    edges.write_text("\n".join(edges.read_text().splitlines()[:-1]) + "\n")
+    other = isoattn("test", moved, last)
+    assert other.code == 0
+    assert other.err.count("moved is not what the model was trained on: features, edges") == 1
+    refused = isoattn("fit", moved, last)
+    assert refused.code == 2 and refused.short
+    assert "moved is not what runs/graph/a/checkpoints/last.ckpt was trained on" in refused.err
+    assert isoattn("fit", moved, last.replace("ckpt_path", "init_from")).code == 0
+
+    table = [line.split(",") for line in (moved / "nodes.csv").read_text().splitlines()]
+    (moved / "nodes.csv").write_text("".join(",".join([*r[:3], r[4], r[3]]) + "\n" for r in table))
+    for subcommand in ("test", "fit"):
+        refused = isoattn(subcommand, moved, last)
+        assert refused.code == 2 and refused.short
+        assert "has the features other, degree; the model was trained on degree, other" in (
+            refused.err
+        )
+
+
+def test_other_files_still_are_another_experiment(isoattn, karate):
+    """What is free is where a file lies, not whether there is one."""
+    assert isoattn("fit", karate, *SMALL, "--run.name=a").code == 0
+    last = "--ckpt_path=runs/graph/a/checkpoints/last.ckpt"
+    stored = read_checkpoint(Path("runs/graph/a/checkpoints/last.ckpt"))["isoattn"]["config"]
+    given = copy.deepcopy(stored)
+    given["data"]["init_args"]["source"]["init_args"]["edges"] = None
+    assert [key.rpartition(".")[2] for key, *_ in contradictions(stored, given, "test")] == [
+        "edges"
+    ]
+    for option in ("label_column=part", "knn=3"):
+        refused = isoattn("test", last, f"--data.source.{option}")
+        assert refused.code == 2 and "is of another experiment" in refused.err, refused.err
+    assert isoattn("fit", *BLOCKS, "--run.name=b").code == 0
+    last = "--ckpt_path=runs/graph/b/checkpoints/last.ckpt"
+    for option in ("source.nodes=80", "batching.nodes=train"):
+        refused = isoattn("fit", last, f"--data.{option}")
+        assert refused.code == 2 and "is of another experiment" in refused.err, refused.err
+
+
+def test_init_from_takes_the_data_of_the_checkpoint(isoattn, club_run):
+    _, run = club_run
+    done = isoattn("fit", f"--init_from={run}/checkpoints/best.ckpt", "--run.name=a")
+    assert done.code == 0 and "files: 34 nodes" in done.err, done.err
+
+
+def test_a_class_that_the_data_lack_is_said_once(isoattn, karate, caplog):
+    table = karate / "nodes.csv"
+    kept = table.read_text()
+    lines = kept.splitlines()
+    lines[1] = lines[1].replace("Mr. Hi", "Nobody")
+    table.write_text("\n".join(lines) + "\n")
+    assert isoattn("fit", karate, *SMALL, "--run.name=a").code == 0
+    table.write_text(kept)
+    caplog.clear()
+    done = isoattn("test", "--ckpt_path=runs/graph/a/checkpoints/last.ckpt")
+    assert done.code == 0, done.err
+    said = [r for r in caplog.records if "mapped to the model's by name" in r.getMessage()]
+    assert len(said) == 1
 
 
 def test_the_metric_of_the_task_selects(isoattn, tmp_path):

@@ -70,7 +70,12 @@ def test_warnings_leave_the_status_at_0(isoattn, karate):
     result = isoattn("inspect", karate, *CLUB)
     assert result.code == 0
     assert "of 80 given; dropped 1 duplicates, 1 self loops" in result.out
-    for kind in ("isolated_nodes: 1 nodes", "zero_rows: 1 nodes", "duplicate_edges", "self_loops"):
+    for kind in (
+        "isolated_nodes: 1 node has",
+        "zero_rows: 1 node has",
+        "duplicate_edges",
+        "self_loops",
+    ):
         assert f"WARNING {kind}" in result.out
     assert "0 errors, 4 warnings" in result.out and "in no part 1" in result.out
 
@@ -80,9 +85,10 @@ def test_errors_are_reported_and_make_the_status_2(isoattn, karate, tmp_path):
     (karate / "nodes.csv").write_text(text.replace("m03,Mr. Hi,val,6,", "m03,Mr. Hi,val,,"))
     result = isoattn("inspect", karate, *CLUB, "--out", "odd")
     assert result.code == 2 and not result.err
-    assert "ERROR features_not_finite: 1 nodes have NaN or infinite features, such as [3]" in (
+    assert "ERROR features_not_finite: 1 node has NaN or infinite features, such as 'm03' " in (
         result.out
     )
+    assert "(feature degree): fill or drop them" in result.out
     assert result.out.rstrip().endswith("1 error, 0 warnings\nwritten odd: report.json, data.png")
     report = json.loads((tmp_path / "odd" / "report.json").read_text())
     assert (report["errors"], report["warnings"]) == (1, 0)

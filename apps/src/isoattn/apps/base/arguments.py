@@ -130,7 +130,9 @@ def contradictions(
     old, new = _flat(stored), _flat(given)
     found = []
     for key in sorted(old.keys() | new.keys()):
-        if _may_differ(key, subcommand) or old.get(key) == new.get(key):
+        if old.get(key) == new.get(key) or _may_differ(key, subcommand):
+            continue
+        if _moved_file(key, old.get(key), new.get(key)):
             continue
         found.append((key, old.get(key), new.get(key)))
     classes = [k for k, _, _ in found if k.endswith("class_path")]
@@ -149,6 +151,7 @@ _EXPERIMENT_TRAINER = (
     "limit_train_batches",
 )
 _FREE_DATA = ("num_workers", "root", "predict_dir")
+_OWN_FILES = ("nodes", "edges", "path")
 
 
 def _may_differ(key: str, subcommand: str) -> bool:
@@ -157,14 +160,23 @@ def _may_differ(key: str, subcommand: str) -> bool:
     if part == "model":
         return False
     if part == "data":
-        if "predict_source" in rest.split("."):  # another graph to predict
+        if "predict_source" in rest.split("."):  # other data to predict
             return True
+        if {"val_source", "test_source"} & set(rest.split(".")):  # other data to score
+            return subcommand != "fit"
         return last in _FREE_DATA or (subcommand != "fit" and last in ("batch_size", "augment"))
     if part == "seed_everything":
         return subcommand != "fit"
     if part == "trainer":
         return subcommand != "fit" or rest not in _EXPERIMENT_TRAINER
     return True
+
+
+def _moved_file(key: str, old: Any, new: Any) -> bool:
+    """Whether both name a file of the user's own; that it is the same is told by its content."""
+    *_, kind, options, last = ["", "", *key.split(".")]
+    named = last in _OWN_FILES and (kind, options) == ("source", "init_args")
+    return named and isinstance(old, str) and isinstance(new, str)
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

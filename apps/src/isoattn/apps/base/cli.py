@@ -447,19 +447,20 @@ class AppCLI(LightningCLI):
         return {}
 
     def fail(self, status: str, error: BaseException) -> None:
-        """Record that the run ended without an outcome."""
-        if hasattr(self, "run") and self.config.subcommand == "fit":
-            if self.run.created and not hasattr(self, "_started"):
-                finish_trackers(self.loggers, {"status": status})
-                self.run.discard()
-                return
+        """Record that the run ended without an outcome; of one that never began nothing is kept."""
+        if not hasattr(self, "run"):
+            return
+        finish_trackers(self.loggers, {"status": status})
+        refused = status == "failed" and isinstance(error, (UserError, *self.user_errors))
+        if not hasattr(self, "_started") or (refused and not self.trainer.global_step):
+            self.run.discard()
+        if self.config.subcommand == "fit" and self.run.path.exists():
             self.run.write_result(
                 status=status,
                 error=str(error) or type(error).__name__,
                 app=self.app,
                 environment=environment(),
             )
-            finish_trackers(self.loggers, {"status": status})
 
 
 def say(text: str) -> None:
@@ -469,8 +470,9 @@ def say(text: str) -> None:
 
 def say_metrics(metrics: dict[str, float]) -> None:
     """Metrics as a column on standard output."""
+    width = max([24, *(len(name) + 2 for name in metrics)])
     for name, value in sorted(metrics.items()):
-        say(f"{name:24s}{value:.4f}" if value % 1 else f"{name:24s}{value:.0f}")
+        say(f"{name:{width}s}{value:.4f}" if value % 1 else f"{name:{width}s}{value:.0f}")
 
 
 def _one_device(trainer: dict[str, Any]) -> None:

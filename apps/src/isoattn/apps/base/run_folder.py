@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -46,12 +47,15 @@ class RunFolder:
         path: the folder.
         name: what trackers show.
         created: it was made for this run, and no run was in it before.
+        started: when, in seconds since the epoch.
+        new_parents: folders above it that were made with it, the innermost first.
     """
 
     path: Path
     name: str
     created: bool = False
     started: float = field(default_factory=time.time)
+    new_parents: tuple[Path, ...] = ()
 
     @property
     def config_file(self) -> Path:
@@ -69,10 +73,16 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def discard(self) -> None:
-        """Remove a folder whose run never began, so that its name is free for the next try."""
-        self.config_file.unlink(missing_ok=True)
-        with suppress(OSError):  # anything else in it is kept, and the folder with it
-            self.path.rmdir()
+        """Remove a folder made for a run that never began, and those above it that hold nothing.
+
+        So its name is free for the next try. Nothing is removed where a run was before.
+        """
+        if not self.created:
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):  # those that hold something are kept
+            for folder in self.new_parents:
+                folder.rmdir()
 
     def write_result(self, **values: Any) -> None:
         """Write or extend ``result.json``, atomically."""
@@ -88,9 +98,11 @@ def new_run(options: RunOptions, app: str, default_name: str) -> RunFolder:
     """
     if options.dir is not None:
         path = Path(options.dir)
+        new, absent = _absent_parents(path), not path.exists()
         path.mkdir(parents=True, exist_ok=True)
-        return RunFolder(path, path.name)
+        return RunFolder(path, path.name, created=absent, new_parents=new)
     base = Path(options.root) / app
+    new = _absent_parents(base / "run")
     if options.name is not None:
         if not _NAME.match(options.name):
             raise UserError(
@@ -105,7 +117,7 @@ def new_run(options: RunOptions, app: str, default_name: str) -> RunFolder:
                 f"The run {path} exists. Choose another --run.name, or go on with it: "
                 f"isoattn {app} fit --ckpt_path {path}/checkpoints/last.ckpt"
             ) from None
-        return RunFolder(path, options.name, created=True)
+        return RunFolder(path, options.name, created=True, new_parents=new)
     base.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^A-Za-z0-9._+=,-]+", "-", default_name)
     for number in range(1, 10_000):
@@ -114,8 +126,12 @@ def new_run(options: RunOptions, app: str, default_name: str) -> RunFolder:
             path.mkdir()
         except FileExistsError:
             continue
-        return RunFolder(path, path.name, created=True)
+        return RunFolder(path, path.name, created=True, new_parents=new)
     raise UserError(f"{base} holds 9,999 runs named {stem}. Use --run.name.")
+
+
+def _absent_parents(path: Path) -> tuple[Path, ...]:
+    return tuple(parent for parent in path.parents if not parent.exists())
 
 
 def run_of_checkpoint(checkpoint: Path) -> RunFolder | None:

@@ -12,10 +12,12 @@ import lightning.pytorch as L
 from lightning.pytorch.cli import LightningArgumentParser
 
 from isoattn.apps.base.cli import AppCLI, say, say_metrics
+from isoattn.apps.base.errors import UserError
 from isoattn.apps.graph.sources import FEATURES, source_spec
 from isoattn.core.training.checkpoint import CheckpointError, read_checkpoint
 from isoattn.graph.classifier import NodeClassifier
 from isoattn.graph.data import NodeData, TaskSource
+from isoattn.graph.data.files import data_name
 from isoattn.graph.models import KeyReport, NodeNetwork, count_flops, load_weights
 
 _STARTS = ("--config", "-c", "--ckpt_path", "--init_from")
@@ -78,16 +80,20 @@ class GraphCLI(AppCLI):
         """The checkpoint's class list where there is one; the data are mapped to it by name."""
         if self.arguments.checkpoint is not None:
             hparams = read_checkpoint(self.arguments.checkpoint).get("hyper_parameters", {})
-            if hparams.get("class_names"):
-                data.check_classes(hparams["class_names"])
+            names = hparams.get("class_names")
+            if names and names != data.class_names:  # asked twice, and said once
+                data.check_classes(names)
         return data.class_names
 
     def _num_classes(self, data: NodeData) -> int:
         return len(self._class_names(data))
 
     def kept(self) -> dict[str, Any]:
-        """Names of the features, so that another table is read in the same order."""
-        return {"features": self.datamodule.task.facts.get("features")}
+        """What tells whether other files hold the same data: feature names and a digest."""
+        return {
+            "features": self.datamodule.task.facts.get("features"),
+            "data_fingerprint": self.datamodule.fingerprint(),
+        }
 
     def monitored(self) -> str:
         """The metric of the task."""
@@ -103,14 +109,53 @@ class GraphCLI(AppCLI):
         )
         for finding in self.datamodule.report.warnings:
             sys.stderr.write(f"  {finding.kind}: {finding.text}\n")
+        if self._other_data():
+            raise UserError(
+                f"{task.name} is not what {self.arguments.checkpoint} was trained on: features, "
+                "edges, labels or split differ. Going on needs the same data; to start on these "
+                "from its weights: --init_from instead of --ckpt_path."
+            )
         super().before_fit()
+
+    def before_validate(self) -> None:
+        """Weights of ``--init_from``; say so where the data are not those of training."""
+        super().before_validate()
+        if self._other_data():
+            sys.stderr.write(
+                f"{self.datamodule.task.name} is not what the model was trained on: features, "
+                "edges, labels or split differ\n"
+            )
+
+    before_test = before_validate
+
+    def _other_data(self) -> bool:
+        """Whether the checkpoint was trained on data of another content.
+
+        Raises:
+            UserError: features of other names, or in another order.
+        """
+        if self.arguments.checkpoint is None:
+            return False
+        kept = read_checkpoint(self.arguments.checkpoint).get("isoattn", {})
+        known, own = kept.get("features"), self.datamodule.task.facts.get("features")
+        if known and own and known != own:
+            raise UserError(
+                f"{self.datamodule.task.name} has the features {_first(own)}; the model was "
+                f"trained on {_first(known)}: give the same columns in the same order."
+            )
+        digest = kept.get("data_fingerprint")  # of older checkpoints not known
+        return digest is not None and digest != self.datamodule.fingerprint()
 
     def _default_name(self, config: dict[str, Any]) -> str:
         """With the source of the data, which tells more than the class that holds it."""
         source = config["data"]["init_args"].get("source") or {}
         options = source.get("init_args", {})
         leaf = str(source.get("class_path", "KnnGraph")).rsplit(".", 1)[-1]
-        name = str(options.get("name") or options.get("dataset") or leaf).lower()
+        file = options.get("path") or (options.get("nodes") if leaf == "TableFiles" else None)
+        if file is not None:
+            name = data_name(Path(file))
+        else:
+            name = str(options.get("name") or options.get("dataset") or leaf).lower()
         return super()._default_name({**config, "data": {"class_path": name}})
 
     def initialise(self) -> None:
@@ -121,6 +166,18 @@ class GraphCLI(AppCLI):
             weights = checkpoint.get("state_dict", checkpoint)
             report = load_weights(self.model.network, weights, strict=False)
             sys.stderr.write(f"{_key_report(report, source)}\n")
+
+    def instantiate_classes(self) -> None:
+        """Build; where the files of a checkpoint are gone, say how to name them anew."""
+        try:
+            super().instantiate_classes()
+        except UserError as error:
+            if _file_is_gone(error) and self.arguments.checkpoint is not None:
+                raise UserError(
+                    f"{error}. Where the data were moved, name them first: isoattn graph "
+                    f"{self.config.subcommand} FOLDER --ckpt_path {self.arguments.checkpoint}"
+                ) from error
+            raise
 
     def before_predict(self) -> None:
         """Weights of ``--init_from``; the graph to predict has to have the model's features."""
@@ -201,6 +258,17 @@ def _trained_source(argv: list[str]) -> dict[str, Any] | None:
             "features"
         ]
     return source
+
+
+def _file_is_gone(error: BaseException | None) -> bool:
+    """Whether a missing file lies behind an error; the parser wraps it."""
+    while error is not None and not isinstance(error, FileNotFoundError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def _kind(data: NodeData) -> str:

@@ -11,11 +11,14 @@ usage: isoattn graph fit|validate|test|predict|inspect|latent-graph [options]
   isoattn graph fit --model.attention=Softmax         the same with exact softmax attention
   isoattn graph fit --config cora --data.source.root FOLDER
   isoattn graph fit nodes.csv edges.csv               your own graph; also a folder, .graphml, .npz
-  isoattn graph fit --ckpt_path RUN/checkpoints/last.ckpt      go on with a run
-  isoattn graph fit --init_from RUN/checkpoints/best.ckpt --model.attention=Softmax
+  isoattn graph fit --ckpt_path RUN/checkpoints/last.ckpt      go on to the end of a run
+  isoattn graph fit --init_from RUN/checkpoints/last.ckpt --trainer.max_epochs=500
+                                                      a new run from its weights, on its data:
+                                                      longer, or with another attention
   isoattn graph test --ckpt_path RUN/checkpoints/best.ckpt
   isoattn graph predict --ckpt_path RUN/checkpoints/best.ckpt --output nodes.parquet
   isoattn graph predict NEW_FOLDER --ckpt_path RUN/checkpoints/best.ckpt     another graph
+  isoattn graph test MOVED_FOLDER --ckpt_path RUN/checkpoints/best.ckpt      your files lie elsewhere
   isoattn graph inspect nodes.csv edges.csv           what is odd about a graph, before training
   isoattn graph latent-graph --ckpt_path RUN/checkpoints/best.ckpt --top_k 5
 

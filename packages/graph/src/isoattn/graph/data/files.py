@@ -91,6 +91,11 @@ def build_task(
     )
 
 
+def data_name(file: Path) -> str:
+    """What data in a file are called: after the file, or after the folder of a ``nodes.csv``."""
+    return file.resolve().parent.name if file.stem == "nodes" else file.stem
+
+
 class TableFiles(TaskSource):
     """A table of nodes and a table of edges, as CSV.
 
@@ -163,9 +168,8 @@ class TableFiles(TaskSource):
             y, classes = encode_labels([""] * len(ids))
         else:
             y, classes = _numbers(table, labels, self.nodes, len(ids)), list(labels)
-        folder = self.nodes.resolve().parent.name
         return build_task(
-            folder if self.nodes.stem == "nodes" else self.nodes.stem,
+            data_name(self.nodes),
             x,
             self._pairs(x, place),
             y,

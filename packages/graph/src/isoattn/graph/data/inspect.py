@@ -97,7 +97,7 @@ def inspect_task(task: NodeTask) -> Report:
     Takes O(N F + E); nothing is changed.
     """
     findings = [
-        *_feature_findings(task.graph.x),
+        *_feature_findings(task),
         *_edge_findings(task),
         *_label_findings(task),
     ]
@@ -105,14 +105,16 @@ def inspect_task(task: NodeTask) -> Report:
     return Report(task.name, _figures(task), tuple(findings))
 
 
-def _feature_findings(x: Tensor) -> Iterator[Finding]:
-    bad = (~x.isfinite()).any(1)
+def _feature_findings(task: NodeTask) -> Iterator[Finding]:
+    x = task.graph.x
+    bad_NF = ~x.isfinite()
+    bad = bad_NF.any(1)
     if bool(bad.any()):
         yield Finding(
             "error",
             "features_not_finite",
-            f"{int(bad.sum())} nodes have NaN or infinite features, such as {_some(bad)}: fill or "
-            "drop them",
+            f"{_have(bad)} NaN or infinite features, such as {_some(task, bad)}"
+            f"{_columns(task, bad_NF.any(0))}: fill or drop them",
             int(bad.sum()),
         )
     zero = (x == 0).all(1)
@@ -120,7 +122,7 @@ def _feature_findings(x: Tensor) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "zero_rows",
-            f"{int(zero.sum())} nodes have no feature other than 0, such as {_some(zero)}",
+            f"{_have(zero)} no feature other than 0, such as {_some(task, zero)}",
             int(zero.sum()),
         )
     if len(x) > 1:
@@ -145,7 +147,7 @@ def _edge_findings(task: NodeTask) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 "isolated_nodes",
-                f"{int(isolated.sum())} nodes have no edge, such as {_some(isolated)}",
+                f"{_have(isolated)} no edge, such as {_some(task, isolated)}",
                 int(isolated.sum()),
             )
         if (one_way := _one_way(graph.edge_index, graph.num_nodes)) > 0:
@@ -256,9 +258,27 @@ def _one_way(edge_index: Tensor, num_nodes: int) -> int:
     return int((~torch.isin(code, back)).sum())
 
 
-def _some(mask: Tensor) -> list[int]:
-    first: list[int] = mask.nonzero()[:SHOWN, 0].tolist()
-    return first
+def _have(mask_N: Tensor) -> str:
+    count = int(mask_N.sum())
+    return "1 node has" if count == 1 else f"{count} nodes have"
+
+
+def _some(task: NodeTask, mask_N: Tensor) -> str:
+    """The first nodes of a mask: by their ids where they have some, else by number."""
+    numbers: list[int] = mask_N.nonzero()[:SHOWN, 0].tolist()
+    if task.node_ids is None:
+        return f"node {', '.join(map(str, numbers))}"
+    return ", ".join(repr(task.node_ids[number]) for number in numbers)
+
+
+def _columns(task: NodeTask, mask_F: Tensor) -> str:
+    """The first features of a mask, where they have names."""
+    names = task.facts.get("features") or []
+    if len(names) != len(mask_F):
+        return ""
+    first = [names[number] for number in mask_F.nonzero()[:SHOWN, 0].tolist()]
+    more = ", ..." if int(mask_F.sum()) > SHOWN else ""
+    return f" (feature {', '.join(first)}{more})"
 
 
 def _plain(value: Any) -> str:

@@ -131,9 +131,9 @@ class NodeData(LightningDataModule):
         self.__dict__.pop("predict_task", None)
 
     def fingerprint(self) -> str:
-        """SHA-256 over features, entries, labels and split; not over seed and batching."""
+        """SHA-256 over features, entries, labels and split; not over name, seed and batching."""
         task = self.task
-        digest = hashlib.sha256(repr((task.name, task.kind, task.metric, task.classes)).encode())
+        digest = hashlib.sha256(repr((task.kind, task.metric, task.classes)).encode())
         tensors = [task.graph.x, task.graph.edge_index, task.y]
         tensors += [task.graph.segments] if task.graph.segments is not None else []
         for tensor in [*tensors, *(nodes for _, nodes in task.split.items())]:
