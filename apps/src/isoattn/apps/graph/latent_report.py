@@ -15,7 +15,7 @@ from rich.text import Text
 
 from isoattn.apps.base.files import write_json
 from isoattn.apps.graph.latent_edges import Latent
-from isoattn.apps.graph.latent_summary import class_columns, edge_columns, summarise
+from isoattn.apps.graph.latent_summary import class_columns, edge_columns, percent, summarise
 from isoattn.apps.graph.outputs import write_table
 from isoattn.core.meter import Quantity, Reading
 from isoattn.graph.task import NodeTask
@@ -82,9 +82,9 @@ def print_latent(latents: Sequence[Latent], task: NodeTask, meter: Sequence[Read
             str(latent.head),
             _against(found["observed_share"], found["observed_chance"]),
             _against(found["same_class_share"], found["same_class_chance"]),
-            _percent(found["itself_share"]),
-            _percent(found["weight_strongest"]),
-            _percent(found["weight_observed"]),
+            percent(found["itself_share"]),
+            percent(found["weight_strongest"]),
+            percent(found["weight_observed"]),
             _nodes(reading.effective_keys),
             _nodes(reading.softmax_effective_keys),
         )
@@ -108,14 +108,7 @@ def _remarks(latents: Sequence[Latent], task: NodeTask) -> list[str]:
 
 
 def _against(share: float | None, chance: float | None) -> str:
-    return "-" if share is None or chance is None else f"{_percent(share)} ({_percent(chance)})"
-
-
-def _percent(share: float | None) -> str:
-    if share is None:
-        return "-"
-    digits = 1 if share >= 0.01 or share == 0 else 2
-    return f"{100 * share:.{digits}f} %"
+    return "-" if share is None or chance is None else f"{percent(share)} ({percent(chance)})"
 
 
 def _nodes(q: Quantity) -> str:

@@ -51,6 +51,14 @@ def summarise(latent: Latent, task: NodeTask) -> dict[str, Any]:
     }
 
 
+def percent(share: float | None) -> str:
+    """A share in words, ``-`` where it is undefined."""
+    if share is None:
+        return "-"
+    digits = 1 if share >= 0.01 or share == 0 else 2
+    return f"{100 * share:.{digits}f} %"
+
+
 def effective_keys(network: NodeFormer, graph: Graph, *, seed: int) -> list[Reading]:
     """What the meter of isoattn.core says of each layer, at 64 sampled nodes."""
     with torch.no_grad(), record(network, seed=derive_seed(seed, "latent graph")) as readings:

@@ -18,7 +18,7 @@ from isoattn.apps.base.files import write_atomic
 from isoattn.apps.core.picture import COLOURS, png
 from isoattn.apps.graph.latent_edges import Latent
 from isoattn.apps.graph.latent_sample import Strongest, drawn_nodes, strongest
-from isoattn.apps.graph.latent_summary import class_shares
+from isoattn.apps.graph.latent_summary import class_shares, percent, summarise
 from isoattn.apps.graph.picture_classes import GREY, class_colours, draw_class_matrix
 from isoattn.core.training import derive_seed
 from isoattn.graph.task import NodeTask
@@ -56,9 +56,10 @@ def draw_latents(
 
 
 def positions(task: NodeTask, nodes: Tensor, edges: Strongest, *, seed: int) -> np.ndarray:
-    """Places (nodes, 2) by springs along the edges of the input graph.
+    """Places (nodes, 2) in [0, 1] by springs along the edges of the input graph.
 
-    Latent edges pull a twentieth as strongly, so that nodes without edges have a place too.
+    Latent edges pull a twentieth as strongly, so that nodes without edges have a place too. Springs
+    draw clumps together and leave the rest empty: each axis is spread halfway to even steps.
     """
     graph = networkx.Graph()
     graph.add_nodes_from(nodes.tolist())
@@ -70,32 +71,70 @@ def positions(task: NodeTask, nodes: Tensor, edges: Strongest, *, seed: int) -> 
     spring = networkx.spring_layout(
         graph, seed=derive_seed(seed, "layout") % 2**32, iterations=150, k=1.6 / len(nodes) ** 0.5
     )
-    return np.array([spring[node] for node in nodes.tolist()])
+    place = np.array([spring[node] for node in nodes.tolist()]).reshape(-1, 2)
+    low = place.min(0)
+    scaled = (place - low) / np.maximum(place.max(0) - low, 1e-9)
+    even = place.argsort(0).argsort(0) / max(len(place) - 1, 1)
+    spread: np.ndarray = (scaled + even) / 2
+    return spread
 
 
 def latent_picture(latent: Latent, task: NodeTask, nodes: Tensor, place: np.ndarray) -> bytes:
-    """A PNG of the input graph, the latent graph in the same places, and class to class."""
+    """A PNG: the input graph, the latent graph in the same places; below, classes and shares."""
     matrix = task.kind == "multiclass" and 1 < len(task.classes) <= _MOST_CLASSES
     matrix = matrix and bool(task.labelled().any())
-    widths = [1.0, 1.0, 0.4 + 0.07 * min(len(task.classes), 8)][: 3 if matrix else 2]
-    figure = Figure(figsize=(6.3 * sum(widths), 6.4))
-    # The layout forgets the names below a square panel that is as high as its place.
-    figure.set_layout_engine("constrained", rect=(0, 0.04, 1, 0.95))
-    panels = figure.subplots(1, len(widths), width_ratios=widths)
+    rows = 2 if matrix else 1
+    figure = Figure(figsize=(10.5, 10.2 if matrix else 5.8), layout="constrained")
+    grid = figure.add_gridspec(rows, 2, height_ratios=[1.0, 0.85][:rows])
     head = "mean over heads" if latent.head == "mean" else f"head {latent.head}"
     shown = f"{len(nodes):,} of " if len(nodes) < task.graph.num_nodes else ""
     figure.suptitle(
         f"{task.name}, layer {latent.layer}, {head}; {shown}{task.graph.num_nodes:,} nodes",
         fontsize=12,
     )
-    _draw_input(panels[0], task, nodes, place)
-    _draw_latent(panels[1], latent, task, nodes, place)
+    _draw_input(figure.add_subplot(grid[0, 0]), task, nodes, place)
+    _draw_latent(figure.add_subplot(grid[0, 1]), latent, task, nodes, place)
     if matrix:
+        axes = figure.add_subplot(grid[1, 0])
         shares = torch.bincount(task.y[task.y >= 0], minlength=len(task.classes)).double()
-        draw_class_matrix(panels[2], class_shares(latent), shares / shares.sum(), task.classes)
-        panels[2].set_title("attention from class to class, all pairs", fontsize=10, loc="left")
-        panels[2].set(xlabel="class looked at", ylabel="class that looks")
+        draw_class_matrix(axes, class_shares(latent), shares / shares.sum(), task.classes)
+        axes.set_title("attention from class to class, all pairs", fontsize=10, loc="left")
+        axes.set(xlabel="class looked at", ylabel="class that looks")
+        _write_shares(figure.add_subplot(grid[1, 1]), latent, task)
     return png(figure)
+
+
+def _write_shares(axes: Axes, latent: Latent, task: NodeTask) -> None:
+    """What the latent edges of all nodes come to, beside what chance would give."""
+    found = summarise(latent, task)
+    top = int(latent.rank.max())
+    rows = [
+        ("of the others, edges of the input", found["observed_share"], found["observed_chance"]),
+        ("of the others, of the same class", found["same_class_share"], found["same_class_chance"]),
+    ]
+    cells = [[name, *map(percent, values)] for name, *values in rows]
+    cells += [
+        [f"weight of the {top} strongest", percent(found["weight_strongest"]), ""],
+        ["weight on edges of the input", percent(found["weight_observed"]), ""],
+        ["weight on itself", percent(found["weight_itself"]), ""],
+    ]
+    axes.set_axis_off()
+    axes.set_title(f"the {top} strongest nodes of every node", fontsize=10, loc="left")
+    table = axes.table(
+        cells,
+        colLabels=["", "share", "by chance"],
+        colWidths=[0.56, 0.2, 0.2],
+        cellLoc="right",
+        edges="horizontal",
+        loc="upper left",
+    )
+    table.auto_set_font_size(False)
+    table.set_fontsize(9)
+    table.scale(1, 1.5)
+    for (_, column), cell in table.get_celld().items():
+        cell.set_edgecolor("#c9ccd1")
+        if column == 0:
+            cell.set_text_props(ha="left")
 
 
 def _draw_input(axes: Axes, task: NodeTask, nodes: Tensor, place: np.ndarray) -> None:
@@ -130,11 +169,11 @@ def _draw_latent(
             axes.add_collection(LineCollection(lines, colors=colour, zorder=1 + observed, **style))
         handles.append(Line2D([], [], color=colour, label=f"{name} of the input: {len(lines):,}"))
     _draw_nodes(axes, task, nodes, place)
-    axes.set_title(
-        f"latent graph: the {STRONGEST} other nodes that a node looks at most",
-        fontsize=10,
-        loc="left",
-    )
+    top = int(latent.rank.max())
+    words = f"the {top} strongest nodes of each"
+    if top > STRONGEST:
+        words = f"of each node's {top} strongest the first {STRONGEST}"
+    axes.set_title(f"latent graph: {words}, itself left out", fontsize=10, loc="left")
     _legend_below(axes, handles[::-1])
 
 
@@ -156,7 +195,7 @@ def _draw_nodes(axes: Axes, task: NodeTask, nodes: Tensor, place: np.ndarray) ->
                 task.node_ids[node], (x, height), (0, 6), textcoords="offset points",
                 ha="center", fontsize=6.5, zorder=4,
             )  # fmt: skip
-    axes.set_aspect("equal")
+    axes.set(xlim=(-0.04, 1.04), ylim=(-0.04, 1.06))
     axes.set_axis_off()
 
 
