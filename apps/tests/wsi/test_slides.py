@@ -200,18 +200,17 @@ def test_every_verb_explains_itself(verb, capsys):
 
 
 def test_the_whole_chain_by_one_command(isoattn):
-    done = isoattn(
+    argv = (
         "demo", "out", "--patients=12", "--slides_per_patient=1", "--sites=1", "--size=512",
-        "--tumour", "0.08", "0.12", "--epochs=1",
+        "--tumour", "0.08", "0.12", "--epochs=1", "--jobs=1",
     )  # fmt: skip
+    done = isoattn(*argv)
     assert done.code == 0, done.err
     for step in ("synthesize", "encode", "fit", "test", "heatmap"):
         assert f"$ isoattn wsi {step}" in done.out
     *_, bags, tiles, look = done.out.strip().splitlines()
     assert "test AUC" in bags and "slides with tumour" in tiles
     assert Path(look.split()[-1]).is_file()
-    again = isoattn(
-        "demo", "out", "--patients=12", "--slides_per_patient=1", "--sites=1", "--size=512",
-        "--tumour", "0.08", "0.12", "--epochs=1",
-    )  # fmt: skip
+    again = isoattn(*argv)
     assert again.code == 0 and "is trained already" in again.out
+    assert again.out.strip().splitlines()[-3:] == [bags, tiles, look]

@@ -29,7 +29,7 @@ def run_demo(argv: list[str]) -> int:
     parser.add_argument("--encoder", default="hed_statistics", help="default hed_statistics")
     parser.add_argument("--epochs", type=int, help="of training; default: of the config")
     add_cohort_options(parser, patients=PATIENTS, slides=2)
-    parser.set_defaults(tumour=list(TUMOUR))
+    parser.set_defaults(tumour=list(TUMOUR), jobs=2)
     options = parser.parse_args(argv)
     out: Path = options.folder
     if out.exists() and not out.is_dir():
