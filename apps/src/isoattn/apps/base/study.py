@@ -123,6 +123,10 @@ class AppStudy(ABC):
     def baselines(self, config: dict[str, Any]) -> dict[str, float]:
         """Simple references of the domain on the test split: name -> score."""
 
+    def swapped_layers(self, model: Any) -> Sequence[int] | None:
+        """Indices of the swappable layers that are the arm's; None: all."""
+        return None
+
     # --- the same in all --------------------------------------------------------------------
 
     def resolve(self, argv: list[str]) -> dict[str, Any]:
@@ -175,15 +179,34 @@ class AppStudy(ABC):
         plain = self.evaluate(model, data, "test")
         metrics |= _named("test", plain.metrics)
         predictions = plain.save(folder / "predictions.npz")
-        for arm, spec in swaps.items():
-            with replaced_attention(model, attention_factory(spec)):
-                metrics |= _named("test", self.evaluate(model, data, "test").metrics, f"@{arm}")
+        metrics |= self._swapped(model, data, swaps)
         replacement = None if control else replacement_of(model.hparams["attention"])
         if replacement is None:
             return Scores(metrics, None, predictions)
-        with replaced_attention(model, replacement):
+        with replaced_attention(model, replacement, self.swapped_layers(model)):
             metrics |= _named("test", self.evaluate(model, data, "test").metrics, "_replaced")
         return Scores(metrics, _leaf(attention_spec(replacement)), predictions)
+
+    def swapped_scores(
+        self, config: dict[str, Any], folder: Path, swaps: Mapping[str, dict[str, Any]]
+    ) -> dict[str, float]:
+        """Score ``best.ckpt`` of a run that has ended on test, as trained and with swaps."""
+        built = build(self.cli, config)
+        built.datamodule.setup("fit")
+        kept = read_checkpoint(folder / "checkpoints" / "best.ckpt")["state_dict"]
+        built.model.load_state_dict(kept)
+        model, data = built.model.eval(), built.datamodule
+        metrics = _named("test", self.evaluate(model, data, "test").metrics)
+        return metrics | self._swapped(model, data, swaps)
+
+    def _swapped(
+        self, model: Any, data: Any, swaps: Mapping[str, dict[str, Any]]
+    ) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for arm, spec in swaps.items():
+            with replaced_attention(model, attention_factory(spec), self.swapped_layers(model)):
+                metrics |= _named("test", self.evaluate(model, data, "test").metrics, f"@{arm}")
+        return metrics
 
     def costs(
         self,

@@ -14,8 +14,8 @@ usage: isoattn matching fit|validate|test|predict|match [options]
   isoattn matching match A.jpg B.jpg --ckpt_path RUN/checkpoints/best.ckpt
   isoattn matching match A.jpg B.jpg --ckpt_path outdoor_ds.ckpt --pe released    published weights
   isoattn matching test --ckpt_path RUN/checkpoints/best.ckpt
-  isoattn matching test --config motorcycle --ckpt_path RUN/checkpoints/best.ckpt    real viewpoints
-  isoattn matching test pairs.txt --ckpt_path RUN/checkpoints/best.ckpt              your own pairs
+  isoattn matching test --config motorcycle --ckpt_path RUN/checkpoints/best.ckpt    real views
+  isoattn matching test pairs.txt --ckpt_path RUN/checkpoints/best.ckpt          your own pairs
   isoattn matching predict pairs.txt --ckpt_path RUN/checkpoints/best.ckpt --output matches.h5
   isoattn matching fit --ckpt_path RUN/checkpoints/last.ckpt      go on with a run
   isoattn matching fit --init_from RUN/checkpoints/best.ckpt --model.attention=Softmax

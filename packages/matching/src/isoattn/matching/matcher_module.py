@@ -375,6 +375,12 @@ class MatcherModule(L.LightningModule):
         self.loss_items[split] += pairs
 
     def _report(self, split: Literal["val", "test"]) -> None:
+        if self.loss_items[split] and not self.scores[split].rows:
+            raise ValueError(
+                f"None of the {self.loss_items[split]} {split} pairs has ground truth, so there is "
+                "nothing to score: give homographies, cameras and poses, depth or matches; or "
+                "predict them"
+            )
         mean = self.loss_sums[split] / max(self.loss_items[split], 1)
         self.loss_sums[split], self.loss_items[split] = 0.0, 0
         self.log(f"{split}/loss", mean, batch_size=1)

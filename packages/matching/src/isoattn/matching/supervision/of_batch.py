@@ -30,14 +30,11 @@ def supervise(batch: PairBatch, *, fidelity: Fidelity = "exact") -> Supervision:
     """Ground truth between the cells of a batch.
 
     Where a pair has several kinds, depth goes before maps, homographies and given matches. Of a
-    batch that has poses alone nothing is known of its cells.
+    batch that has poses alone, or nothing at all, nothing is known of its cells.
 
     Args:
         batch: as a loader gives it.
         fidelity: of the rule for depth, see :func:`gt_from_depth`.
-
-    Raises:
-        ValueError: the batch carries no ground truth of any kind.
     """
     image0, image1 = batch["image0"], batch["image1"]
     frame = _Frame(
@@ -47,14 +44,9 @@ def supervise(batch: PairBatch, *, fidelity: Fidelity = "exact") -> Supervision:
         cell_mask(batch.get("mask1"), image1, "mask1"),
     )
     found = [rule(batch, frame, fidelity) for key, rule in _RULES.items() if key in batch]
-    if not found and "pose" in batch:
-        nothing_B33 = torch.full_like(batch["pose"][:, :3, :3], torch.nan)
-        return gt_from_homography(nothing_B33, frame.size0, frame.size1)
     if not found:
-        raise ValueError(
-            f"A batch with the keys {', '.join(sorted(batch))} has no ground truth: it needs one "
-            f"of {', '.join(_RULES)}, or pose"
-        )
+        nothing_B33 = image0.new_full((len(image0), 3, 3), torch.nan)
+        return gt_from_homography(nothing_B33, frame.size0, frame.size1)
     whole = found[0]
     for other in found[1:]:
         whole = _fill(whole, other)

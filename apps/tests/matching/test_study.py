@@ -1,0 +1,141 @@
+"""The matching app in a study, from its YAML to the report."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from isoattn.ablate.domain import shipped_studies, study_app
+from isoattn.ablate.plan import Plan
+from isoattn.ablate.study import load_study
+from isoattn.apps.base.study import build, resolve
+from isoattn.apps.main import main
+from isoattn.apps.matching.app import MatchingCLI
+from isoattn.apps.matching.study import MatchingStudy
+from isoattn.core import Zero, replaced_attention
+
+SMALL = {
+    "data.init_args.source.init_args.size": 48,
+    "data.init_args.source.init_args.train_pairs": 8,
+    "data.init_args.source.init_args.val_pairs": 4,
+    "data.init_args.source.init_args.test_pairs": 6,
+    "data.init_args.batch_size": 4,
+    "model.network.init_args.widths": [4, 8, 16],
+    "model.network.init_args.heads": 2,
+    "trainer.max_epochs": 1,
+}
+STUDY = {
+    "name": "cells",
+    "app": "matching",
+    "title": "Cells",
+    "question": "Does it run?",
+    "configs": ["tiny_context"],
+    "overrides": SMALL,
+    "arms": {"Softmax": "Softmax", "Linear": "Linear", "Zero": "Zero"},
+    "baseline": "Softmax",
+    "factors": {
+        "swapped": {
+            "self": {"model.attention_cross": "isoattn.core.Softmax"},
+            "cross": {"model.attention_self": "isoattn.core.Softmax"},
+        }
+    },
+    "swaps": ["Softmax", "Linear"],
+    "metric": {"name": "average_precision_1cell"},
+    "search": {"values": [0.01], "seeds": []},
+    "confirm_seeds": [0],
+    "claim": False,
+}
+
+
+def built(*options):
+    argv = [f"--{key}={json.dumps(value)}" for key, value in SMALL.items()]
+    return build(
+        MatchingCLI, resolve(MatchingCLI, ["fit", "--config=tiny_context", *argv, *options])
+    )
+
+
+def test_a_study_swaps_one_place_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text(yaml.safe_dump(STUDY))
+    assert main(["ablate", "run", "study.yaml", "--jobs=1", "--tracker=none"]) == 0
+    folder = Path("runs/ablate/cells-full")
+    cells = [json.loads(p.read_text()) for p in folder.glob("cells/*/cell.json")]
+    assert {c["status"] for c in cells} == {"done"} and len(cells) == 6
+    assert len({tuple(c["batch_hashes"]) for c in cells}) == 1
+    assert len({c["init_hash"] for c in cells}) == 1
+    linear = {c["levels"]["swapped"]: c for c in cells if c["arm"] == "Linear"}
+    for level, cell in linear.items():
+        metrics = cell["metrics"]
+        assert cell["replaced_by"] == "Mean"
+        assert "test/average_precision_1cell@Softmax" in metrics, level
+        assert any(name.startswith("test/recall_1cell[rotation") for name in metrics)
+    # One matcher at both levels; with Mean in its self or in its cross layers it is not.
+    first, second = (c["metrics"] for c in cells if c["arm"] == "Softmax")
+    name = "test/average_precision_1cell"
+    assert first[name] == second[name]
+    assert first[f"{name}_replaced"] != second[f"{name}_replaced"]
+    report = next(folder.glob("report.md")).read_text()
+    assert "swapped=cross" in report
+
+
+@pytest.mark.parametrize(
+    "options, layers",
+    [
+        ((), None),
+        (("--model.attention_cross=Softmax",), [0, 2]),
+        (("--model.attention_self=Softmax",), [1, 3]),
+    ],
+)
+def test_the_layers_of_an_arm(options, layers):
+    app, own = MatchingStudy(), built(*options)
+    assert app.swapped_layers(own.model) == layers
+    calls = app.attention_calls(own)
+    assert len(calls) == 2 * len(layers or [0, 1, 2, 3])
+    assert all(shape.keys == 36 for _, shape in calls)
+
+
+def test_flops_are_the_closed_form_and_the_rest():
+    study, own = MatchingStudy(), built()
+    total, attention = study.flops(own)
+    assert 0 < attention < total
+    with replaced_attention(own.model.network, Zero):
+        assert study.flops(own) == (total - attention, 0)
+
+
+def test_scores_are_those_of_the_app(capsys):
+    own = built()
+    own.datamodule.setup("validate")
+    scores = MatchingStudy().evaluate(own.model.eval(), own.datamodule, "val").metrics
+    with torch.no_grad():
+        for batch in own.datamodule.val_dataloader():
+            own.model.validation_step(batch, 0)
+    of_app = own.model.scores["val"].compute()
+    assert all(scores[name] == value for name, value in of_app.items())
+    assert set(MatchingStudy.metrics) <= scores.keys()
+
+
+def test_a_step_needs_no_trainer():
+    study, own = (
+        MatchingStudy(),
+        built("--model.network.backbone=resnet_fpn", "--model.network.fine=true"),
+    )
+    own.datamodule.setup("fit")
+    batch = next(iter(own.datamodule.train_dataloader()))
+    loss = study.step_loss(own.model, batch)
+    loss.backward()
+    assert own.model.network.loftr_fine.layers[0].q_proj.weight.grad is not None
+
+
+@pytest.mark.parametrize("name", ["loftr_attention", "loftr_stem"])
+@pytest.mark.parametrize("preset", ["smoke", "mini", "full"])
+def test_the_shipped_studies_are_whole(name, preset):
+    file = shipped_studies()[name]
+    first, second, *_ = file.read_text().splitlines()
+    assert first.startswith(f"# isoattn ablate run {name}") and "MEASURE" not in second
+    study = load_study(file, preset)
+    assert study.claim == (preset != "smoke") and study.baseline == "Softmax"
+    assert len(study.confirm_seeds) == (1 if preset == "smoke" else 6)
+    plan = Plan(study, study_app("matching"))
+    assert len(plan.cases) == len(study.arms) * 2
