@@ -13,8 +13,9 @@ from isoattn.apps.core.progress import progress
 
 _DESCRIPTION = """\
 Where a trained model looks on each slide: ID.png (the slide, and the slide under its scores),
-ID.geojson for QuPath, ID.csv (x, y, score of every tile), and heatmaps.csv with all slides. Where
-there are masks, how well the scores find them: AUC over tiles, IoU over area.
+ID.geojson for QuPath, ID.csv (x, y, score of every tile), and heatmaps.csv with all slides: scores,
+what the class token gives to no tile, the residual of Nystrom's inverse. Where there are masks, how
+well the scores find them: AUC over tiles, IoU over area.
 
   isoattn wsi heatmap --ckpt_path RUN/checkpoints/best.ckpt --slides SLIDES
   isoattn wsi heatmap --ckpt_path RUN/checkpoints/best.ckpt --slides SLIDES --masks MASKS

@@ -23,6 +23,7 @@ from isoattn.apps.wsi.truths import find_truths
 from isoattn.wsi.bags import Bag, BagData
 from isoattn.wsi.classifier import BagClassifier
 from isoattn.wsi.heatmap import TileScores, compare_with_truth, tile_evidence, write_heat_map
+from isoattn.wsi.models import TransMIL
 from isoattn.wsi.slides import Slide, SlideError
 
 CANDIDATES = 60
@@ -130,10 +131,24 @@ class HeatMaps:
             "probability": float(probability[best]),
             "tiles": len(rows),
             "negative_share": float((scores.values_N < 0).mean()),
+            **self._rest(bag),
             "true_tiles": None if found is None else found.true_tiles,
             "tile_auc": None if found is None else found.auc,
             "iou": None if found is None else found.iou,
             "best_iou": None if found is None else found.best_iou,
+        }
+
+    def _rest(self, bag: Bag) -> Row:
+        """What the class token of a TransMIL gives to no tile, and Nystrom's residual."""
+        network, cells = self.model.network, bag.cells()
+        if not isinstance(network, TransMIL) or self.options.score != "attention":
+            return {}
+        rows = network.class_rows(bag.features, cells)
+        return {
+            "on_itself": float(rows.itself.mean()),
+            "on_zero_tokens": float(rows.pads.mean()),
+            "on_repeated_tiles": float(rows.repeated.mean()),
+            "inverse_residual": network.inverse_residual(bag.features, cells),
         }
 
     def _scores(self, index: int) -> tuple[TileScores, tuple[int, int], Bag]:

@@ -124,6 +124,13 @@ class TransLayer(nn.Module):
         q, k, _ = self._project(self.norm(x_BND))
         return first_row(self.core, q, k, self._mask(x_BND))
 
+    def inverse_residual(self, x_BND: Tensor) -> Tensor | None:
+        """Largest |A Z A - A| of Nystrom's inverse in each head, (B, H); ``None`` for others."""
+        if not isinstance(self.core, Nystrom):
+            return None
+        q, k, _ = self._project(self.norm(x_BND))
+        return self.core.inverse_residual(q, k, key_mask=self._mask(x_BND))
+
     def _project(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self._split(self.qkv(x_BND), 3)
         return q, k, v

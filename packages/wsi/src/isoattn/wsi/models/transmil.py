@@ -180,6 +180,21 @@ class TransMIL(BagNetwork):
         own = row_HN[:, 1 : 1 + tiles] + F.pad(again, (0, tiles - again.shape[1]))
         return ClassRows(own, row_HN[:, 0], pads_H, again.sum(1))
 
+    def inverse_residual(self, features_nI: Tensor, cells_n2: Tensor | None = None) -> float | None:
+        """How far Nystrom's iterations are from an inverse: the largest over layers and heads.
+
+        See :meth:`isoattn.core.Nystrom.inverse_residual`; ``None`` for other attentions. More
+        iterations make it small, and not always the error against softmax.
+        """
+        cells = None if cells_n2 is None else cells_n2[None]
+        with self.looking():
+            found = [
+                self.layer(number).inverse_residual(self.states(features_nI[None], cells, number))
+                for number in range(len(self.layers))
+            ]
+        known = [residual_BH.max() for residual_BH in found if residual_BH is not None]
+        return float(torch.stack(known).max()) if known else None
+
     def cls_attention(self, features_nI: Tensor, cells_n2: Tensor | None = None) -> Tensor:
         """Weights of the class token in the last layer, the mean over heads: (n,), tile by tile.
 
