@@ -195,8 +195,10 @@ class HeatMaps:
     @torch.no_grad()
     def _probability(self, bag: Bag) -> torch.Tensor:
         cells = bag.cells()
-        logits = self.model.network(bag.features[None], None if cells is None else cells[None])
-        return logits[0].double().softmax(0)
+        logits_1C: torch.Tensor = self.model.network(
+            bag.features[None], None if cells is None else cells[None]
+        )
+        return logits_1C[0].double().softmax(0)
 
 
 def say_heat_maps(maps: HeatMaps, rows: Sequence[Row]) -> None:
