@@ -46,6 +46,7 @@ _VERBS = {
     },
     "matching": {
         "match": "isoattn.apps.matching.match:run_match",
+        "profile": "isoattn.apps.matching.profile:run_profile",
     },
     "wsi": {
         "synthesize": "isoattn.apps.wsi.synthesize:run_synthesize",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from isoattn.apps.base.shipped import shipped
 
 _USAGE = """\
-usage: isoattn matching fit|validate|test|predict|match [options]
+usage: isoattn matching fit|validate|test|predict|match|profile [options]
 
   isoattn matching fit                                   a tiny matcher in minutes, no files needed
   isoattn matching fit --model.attention=Softmax         the same with exact softmax attention
@@ -19,6 +19,7 @@ usage: isoattn matching fit|validate|test|predict|match [options]
   isoattn matching predict pairs.txt --ckpt_path RUN/checkpoints/best.ckpt --output matches.h5
   isoattn matching fit --ckpt_path RUN/checkpoints/last.ckpt      go on with a run
   isoattn matching fit --init_from RUN/checkpoints/best.ckpt --model.attention=Softmax
+  isoattn matching profile --sizes 240x320 480x640        time and memory of the modules
 
 A line of pairs.txt is two names relative to its folder; to be scored, nine numbers of a homography
 or K0, K1 and the pose follow (isoattn matching test --data.test_source.help PairsFile).
