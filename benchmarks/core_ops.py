@@ -21,7 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from isoattn.core import CrossCovariance, Favor, GumbelFavor, Linear, Nystrom, Softmax
+from isoattn.core import (
+    CrossCovariance,
+    Favor,
+    GumbelFavor,
+    GumbelSoftmax,
+    Linear,
+    Nystrom,
+    Softmax,
+)
 
 Method = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -146,6 +154,7 @@ def groups(heads: int, dim: int, compiled: bool) -> dict[str, dict[str, Method]]
         found["cross-covariance"]["isoattn CrossCovariance, compiled"] = torch.compile(cross)
     found["gumbel, 10 draws, 30 features"] = {
         "exact, a matrix a draw": exact_gumbel(10, 0.25),
+        "isoattn GumbelSoftmax": GumbelSoftmax(heads, dim, draws=10, tau=0.25).train(),
         "isoattn GumbelFavor": GumbelFavor(heads, dim, features=30, draws=10, tau=0.25).train(),
     }
     return {**found, **peers(heads, dim)}

@@ -100,7 +100,7 @@ def test_many_blocks_are_as_one(monkeypatch):
     inputs = [x.requires_grad_() for x in graph(200)]
     grads = []
     for numbers in (2**18, 2**8):
-        monkeypatch.setattr("isoattn.core.ops.favor.NUMBERS", numbers)
+        monkeypatch.setattr("isoattn.core.ops.favor_blocks.NUMBERS", numbers)
         out = GumbelFavor(2, 5, fidelity="released").double()(*inputs)
         grads.append((out, *torch.autograd.grad(out.sin().sum(), inputs)))
     for a, b in zip(*grads, strict=True):

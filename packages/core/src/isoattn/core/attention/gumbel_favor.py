@@ -165,8 +165,11 @@ class GumbelFavor(KeyNoise):
     def cost(self, shape: Shape, *, causal: bool = False) -> Cost:
         """FLOPs and bytes of the eager path in the present mode, with one projection throughout.
 
-        Dot products with the rows for q and k once, and for each draw phi(k)^T v and phi(q) S.
-        Kept are q, k, v, the projection, the noise, S, z and the maxima.
+        Dot products with the rows for q and k, and for each draw phi(k)^T v and phi(q) S. With
+        several draws the dot products of k are taken twice, to find the shifts of features and
+        draws first; where there are none in reach, as with very long keys at a small tau, the
+        exponentials are taken draw by draw, in more time but no more FLOPs. Kept are q, k, v, the
+        projection, the noise, S, z and the shifts.
         """
         rows, dim, width = shape.batch * shape.heads, shape.head_dim, shape.value_dim
         samples, size = self._samples(), max(4, shape.itemsize)
@@ -177,10 +180,15 @@ class GumbelFavor(KeyNoise):
         dots = 2 * rows * self.features * dim
         forward = (dots + 2 * rows * sums * width) * (shape.queries + shape.keys)
         backward = 2 * forward
-        if samples <= 1:  # phi(q) z, with more draws an elementwise product
-            forward += 2 * rows * self.features * shape.queries
-            backward += 4 * rows * self.features * shape.queries
-        saved = inputs + table.numel() * table.element_size() + rows * sums * (width + 2) * size
+        forward += 2 * rows * sums * shape.queries  # phi(q) z
+        backward += 4 * rows * sums * shape.queries
+        shifts = self.features
+        if samples > 1:
+            forward += (dots + 2 * rows * sums) * shape.keys
+            backward += 2 * rows * sums * (shape.queries + shape.keys)
+            shifts += samples
+        saved = inputs + table.numel() * table.element_size()
+        saved += rows * (sums * (width + 1) + shifts) * size
         saved += rows * shape.keys * samples * 4
         if self.kernel.softened:
             forward += dots * shape.keys
