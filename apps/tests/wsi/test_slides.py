@@ -214,3 +214,15 @@ def test_the_whole_chain_by_one_command(isoattn):
     again = isoattn(*argv)
     assert again.code == 0 and "is trained already" in again.out
     assert again.out.strip().splitlines()[-3:] == [bags, tiles, look]
+
+
+def test_progress_without_a_terminal_is_lines(monkeypatch, capsys):
+    from isoattn.apps.wsi import encode
+
+    lines = encode.Lines()
+    lines(100, 1, 4)
+    assert capsys.readouterr().err == ""  # too early
+    monkeypatch.setattr(encode, "EVERY", 0.0)
+    lines(50, 2, 4)
+    said = capsys.readouterr().err
+    assert said.startswith("2/4 slides, 150 tiles, ") and said.endswith(" tiles/s\n")

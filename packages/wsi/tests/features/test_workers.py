@@ -32,12 +32,16 @@ def test_a_slide_that_kills_its_process_is_the_only_one_lost(made: Path, tmp_pat
     ]
     facts = build_encoder(OPTIONS.encoder).facts()
     outcomes = {Path(o.source).name: o for o in in_processes(tasks, OPTIONS, facts, 2)}
-    assert {name: outcome.status for name, outcome in outcomes.items()} == {
+    # One that was finished when its pool broke, but not yet handed over, is skipped when tried again.
+    assert {
+        name: outcome.status.replace("skipped", "done") for name, outcome in outcomes.items()
+    } == {
         "good.tif": "done",
         "deadly.tif": "failed",
         "good.svs": "done",
         "steps.tif": "done",
     }
+    assert all(Path(o.path or "").is_file() for o in outcomes.values() if o.status != "failed")
     assert "died twice" in (outcomes["deadly.tif"].error or "")
 
 

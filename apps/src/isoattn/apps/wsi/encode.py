@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from isoattn.apps.wsi.slide_options import (
 )
 
 SHOWN = 6
+"""Failed slides that are listed."""
+EVERY = 10.0
+"""Seconds from line to line of progress."""
 
 _DESCRIPTION = """\
 Features of the tiles of every slide: features/ID.h5 (TRIDENT's layout, with the configuration and
@@ -86,8 +90,14 @@ def encode(
     from isoattn.wsi.features import extract_slides
     from isoattn.wsi.slides import UnreadableSlide, find_slides
 
+    lines = Lines()
     try:
         with progress(len(find_slides(slides))) as advance:
+
+            def finished(outcome: Any, done: int, of: int) -> None:
+                advance(outcome.slide)
+                lines(outcome.tiles, done, of)
+
             report = extract_slides(
                 slides,
                 out,
@@ -95,18 +105,34 @@ def encode(
                 jobs=jobs,
                 engine="ray" if ray else "processes",
                 mpp_overrides=overrides,
-                progress=lambda outcome, done, of: advance(outcome.slide),
+                progress=finished,
             )
     except (ValueError, UnreadableSlide, ImportError) as error:
         raise UserError(with_option_names(str(error))) from error
-    lines = str(report).splitlines()
-    for outcome in report.of("failed"):
-        out_line = f"  failed: {outcome.slide}: {outcome.error}"
-        lines[lines.index(out_line)] = with_option_names(out_line)
-    more = [f"  and {len(lines) - 1 - SHOWN} more"] if len(lines) - 1 > SHOWN else []
-    sys.stdout.write("\n".join([*lines[: 1 + SHOWN], *more]) + "\n")
+    said = [with_option_names(line) for line in str(report).splitlines()]
+    more = [f"  and {len(said) - 1 - SHOWN} more"] if len(said) - 1 > SHOWN else []
+    sys.stdout.write("\n".join([*said[: 1 + SHOWN], *more]) + "\n")
     sys.stdout.write(f"written {out}: features/, patches/, overlays/\n")
     return report
+
+
+class Lines:
+    """Where there is no terminal for a bar: a line now and then, with the throughput."""
+
+    def __init__(self) -> None:
+        self.start = self.said = time.perf_counter()
+        self.tiles = 0
+
+    def __call__(self, tiles: int, done: int, of: int) -> None:
+        """Another slide is finished."""
+        self.tiles += tiles
+        now = time.perf_counter()
+        if now - self.said < EVERY or sys.stderr.isatty():
+            return
+        self.said = now
+        rate = self.tiles / (now - self.start)
+        sys.stderr.write(f"{done}/{of} slides, {self.tiles:,} tiles, {rate:.0f} tiles/s\n")
+        sys.stderr.flush()
 
 
 def _extract_options(options: Any) -> Any:

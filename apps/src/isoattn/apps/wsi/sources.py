@@ -46,7 +46,7 @@ def source_spec(paths: list[str], *, labels: bool = True) -> dict[str, Any]:
 
 
 def _beside(root: Path) -> Path | None:
-    places = (root, root.parent, root.parent.parent / "cohort", root.parent / "cohort")
+    places = (root, root.parent, root.parent / "cohort")
     return next((p / "labels.csv" for p in places if (p / "labels.csv").is_file()), None)
 
 
