@@ -32,7 +32,7 @@ def test_a_slide_that_kills_its_process_is_the_only_one_lost(made: Path, tmp_pat
     ]
     facts = build_encoder(OPTIONS.encoder).facts()
     outcomes = {Path(o.source).name: o for o in in_processes(tasks, OPTIONS, facts, 2)}
-    # One that was finished when its pool broke, but not yet handed over, is skipped when tried again.
+    # One that was finished but not handed over when its pool broke is skipped the second time.
     assert {
         name: outcome.status.replace("skipped", "done") for name, outcome in outcomes.items()
     } == {
