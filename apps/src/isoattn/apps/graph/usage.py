@@ -18,7 +18,7 @@ usage: isoattn graph fit|validate|test|predict|inspect|latent-graph [options]
   isoattn graph test --ckpt_path RUN/checkpoints/best.ckpt
   isoattn graph predict --ckpt_path RUN/checkpoints/best.ckpt --output nodes.parquet
   isoattn graph predict NEW_FOLDER --ckpt_path RUN/checkpoints/best.ckpt     another graph
-  isoattn graph test MOVED_FOLDER --ckpt_path RUN/checkpoints/best.ckpt      your files lie elsewhere
+  isoattn graph test MOVED_FOLDER --ckpt_path RUN/checkpoints/best.ckpt     files that moved
   isoattn graph inspect nodes.csv edges.csv           what is odd about a graph, before training
   isoattn graph latent-graph --ckpt_path RUN/checkpoints/best.ckpt --top_k 5
 
