@@ -91,7 +91,9 @@ def by_blocks(
         The outputs, then the state after the last token.
     """
     if torch.compiler.is_compiling():
-        whole: list[Tensor] = _operator(name, list(inputs), [float(x) for x in options])
+        present = [x for x in inputs if x is not None]
+        given = [x is not None for x in inputs]
+        whole: list[Tensor] = _operator(name, present, given, [float(x) for x in options])
         return tuple(whole)
     function: Any = _Recomputed
     found: tuple[Tensor, ...] = function.apply(RECURRENCES[name].plan(inputs, options), *inputs)
@@ -231,9 +233,14 @@ def _leaves(tensors: Sequence[Any], needed: Sequence[bool]) -> list[Any]:
     ]
 
 
+# The operators take what is there and a flag for each input: in a list with a None among its
+# tensors torch's operators find no tensor that asks for a gradient, and say nothing.
 @torch.library.custom_op("isoattn::by_blocks", mutates_args=())
-def _operator(name: str, inputs: Sequence[Tensor | None], options: Sequence[float]) -> list[Tensor]:
+def _operator(
+    name: str, present: Sequence[Tensor], given: Sequence[bool], options: Sequence[float]
+) -> list[Tensor]:
     """What :func:`by_blocks` is to the compiler; second derivatives are for eager mode."""
+    inputs = _filled(present, given)
     out, states = _run(RECURRENCES[name].plan(inputs, options), inputs)
     return [x.clone(memory_format=torch.contiguous_format) for x in (out, *states[-1])]
 
@@ -241,11 +248,13 @@ def _operator(name: str, inputs: Sequence[Tensor | None], options: Sequence[floa
 @torch.library.custom_op("isoattn::by_blocks_backward", mutates_args=())
 def _operator_backward(
     name: str,
-    inputs: Sequence[Tensor | None],
+    present: Sequence[Tensor],
+    given: Sequence[bool],
     options: Sequence[float],
     grads: Sequence[Tensor],
-    needed: Sequence[bool],
 ) -> list[Tensor]:
+    inputs = _filled(present, given)
+    needed = [x is not None and x.is_floating_point() for x in inputs]
     plan = RECURRENCES[name].plan(inputs, options)
     _, states = _run(plan, inputs)
     between = [x for state in states[1:-1] for x in state]
@@ -254,21 +263,27 @@ def _operator_backward(
     recording: Any = torch._C._SetExcludeDispatchKeyGuard
     with torch.enable_grad(), recording(key, False):
         found = _reversed(plan, inputs, between, needed, grads)
-    return [_like(x, g) for x, g in zip(inputs, found, strict=True)]
+    return [_like(x, g) for x, g in zip(inputs, found, strict=True) if x is not None]
 
 
-def _like(x: Tensor | None, grad: Tensor | None) -> Tensor:
+def _filled(present: Sequence[Tensor], given: Sequence[bool]) -> list[Tensor | None]:
+    """The inputs again, ``None`` where none was given."""
+    rest = iter(present)
+    return [next(rest) if there else None for there in given]
+
+
+def _like(x: Tensor, grad: Tensor | None) -> Tensor:
     """A gradient of its own memory; an operator cannot return ``None``."""
-    if x is None:
-        return torch.empty(0)
     if grad is None:
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
     return grad.clone(memory_format=torch.contiguous_format)
 
 
 @_operator.register_fake
-def _(name: str, inputs: Sequence[Tensor | None], options: Sequence[float]) -> list[Tensor]:
-    plan_of = RECURRENCES[name]
+def _(
+    name: str, present: Sequence[Tensor], given: Sequence[bool], options: Sequence[float]
+) -> list[Tensor]:
+    plan_of, inputs = RECURRENCES[name], _filled(present, given)
     state = inputs[-plan_of.states :]
     return [
         plan_of.empty(inputs),
@@ -279,30 +294,24 @@ def _(name: str, inputs: Sequence[Tensor | None], options: Sequence[float]) -> l
 @_operator_backward.register_fake
 def _(
     name: str,
-    inputs: Sequence[Tensor | None],
+    present: Sequence[Tensor],
+    given: Sequence[bool],
     options: Sequence[float],
     grads: Sequence[Tensor],
-    needed: Sequence[bool],
 ) -> list[Tensor]:
-    return [
-        torch.empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
-        for x in inputs
-    ]
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in present]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.name, tensors, ctx.options = inputs
-    ctx.given = [x is not None for x in tensors]
-    ctx.save_for_backward(*(x for x in tensors if x is not None))
+    ctx.name, present, ctx.given, ctx.options = inputs
+    ctx.save_for_backward(*present)
 
 
-def _backward(ctx: Any, grads: list[Tensor]) -> tuple[None, list[Tensor | None], None]:
-    saved = iter(ctx.saved_tensors)
-    tensors = [next(saved) if given else None for given in ctx.given]
-    needed = [x is not None and x.is_floating_point() for x in tensors]
-    found = _operator_backward(ctx.name, tensors, ctx.options, grads, needed)
-    pairs = zip(found, needed, strict=True)
-    return None, [x if need else None for x, need in pairs], None
+def _backward(ctx: Any, grads: list[Tensor]) -> tuple[None, list[Tensor | None], None, None]:
+    present = list(ctx.saved_tensors)
+    found = _operator_backward(ctx.name, present, ctx.given, ctx.options, grads)
+    kept = [g if x.is_floating_point() else None for x, g in zip(present, found, strict=True)]
+    return None, kept, None, None
 
 
 _operator.register_autograd(_backward, setup_context=_setup)

@@ -82,8 +82,9 @@ def compiled(factory: AttentionFactory, sizes: Sizes) -> None:
     # The graph is traced in full and run without generated code, so no C++ compiler is needed.
     program: Any = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
     draw = Draw()
-    for tokens in (70, 131):
-        mask = draw.mask(sizes.batch, tokens) if module.capability.key_mask else None
+    for tokens, masked in ((70, True), (131, True), (131, False)):
+        some = masked and module.capability.key_mask
+        mask = draw.mask(sizes.batch, tokens) if some else None
         for causal in forms(module):
             inputs = draw.qkv(replace(sizes, tokens=tokens))
             given = gates(module, inputs[1])
@@ -91,7 +92,7 @@ def compiled(factory: AttentionFactory, sizes: Sizes) -> None:
             form: dict[str, Any] = {"key_mask": mask, "causal": causal}
             got = program(*one[:3], **form, **dict(zip(given, one[3:], strict=True)))
             want = module(*two[:3], **form, **dict(zip(given, two[3:], strict=True)))
-            what = f"N={tokens}, causal={causal}"
+            what = f"N={tokens}, causal={causal}, masked={mask is not None}"
             assert_close(got, want, 1e-11, what)
             for a, b in zip(
                 torch.autograd.grad(got.sin().sum(), one),

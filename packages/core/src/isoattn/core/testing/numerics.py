@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,6 +32,15 @@ BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 1e-3}
 Two units in the last place of float16, four of bfloat16. Gradients, in which large terms cancel,
 have five times that: torch's fused softmax needs 2.4e-3 in float16.
 """
+
+ROUNDINGS = 4
+"""Where a result misses its bound it may still be off by what the oracle itself moves when q and k
+change by so many roundings of float32: nothing that computes in float32 can tell such inputs apart.
+It matters at 16,384 tokens for scores beyond 100, sums that nearly cancel, and kinks.
+"""
+
+NUDGES = 8
+"""How many random changes of that size are looked at; a kink is crossed by few of them."""
 
 MANY = 1000
 """Parameters above which derivatives are checked in random directions, not one by one."""
@@ -65,11 +76,12 @@ def long_dtypes(factory: AttentionFactory, sizes: Sizes) -> None:
         if module.capability.positions != "none" and not module.capability.cross:
             long = replace(long, tokens=2_048)  # its oracle has no rows that can be had alone
         dear = module.cost(shape, causal=causal).forward_flops > 5e9
-        if dear and causal:
+        if dear and (causal or not module.capability.cross):
             long = replace(long, tokens=2_048)
+        few = dear and not causal and module.capability.cross
         for dtype in BOUNDS:
             for spread in (1.0, 3.0):
-                _right_in(module, long, dtype, spread, causal, few=dear and not causal)
+                _right_in(module, long, dtype, spread, causal, few)
 
 
 def _right_in(
@@ -90,24 +102,40 @@ def _right_in(
         again = attend(module, q, k, v, causal=causal)
     what = f"{dtype}, N={sizes.tokens}, std {spread}, causal={causal}"
     assert out.dtype == again.dtype == dtype, f"{what}: came out as {out.dtype}, {again.dtype}"
-    theirs = leaves(q.double(), k.double(), v.double())
-    want = _reference_rows(module, theirs, rows, causal)
-    _near(out[:, :, rows], want, BOUNDS[dtype], what)
-    _near(again[:, :, rows], want, BOUNDS[dtype], f"{what} under autocast")
-    weight = Draw(1).normal(*want.shape, dtype=dtype)
-    got = torch.autograd.grad((out[:, :, rows] * weight).sum(), ours)
-    wanted = [torch.zeros_like(x) for x in theirs]
-    if want.requires_grad:
+    weight = Draw(1).normal(*out[:, :, rows].shape, dtype=dtype)
+
+    def oracle(q: Tensor, k: Tensor) -> list[Tensor]:
+        """Outputs and gradients in double precision."""
+        theirs = leaves(q, k, v.double())
+        want = _reference_rows(module, theirs, rows, causal)
+        zeros = [torch.zeros_like(x) for x in theirs]
+        if not want.requires_grad:
+            return [want, *zeros]
         total = (want * weight.double()).sum()
         grads = torch.autograd.grad(total, theirs, allow_unused=True)
-        wanted = [z if g is None else g for z, g in zip(wanted, grads, strict=True)]
-    for name, a, b in zip("qkv", got, wanted, strict=True):
-        _near(a, b, 5 * BOUNDS[dtype], f"{what}: d{name}")
+        return [want.detach(), *(z if g is None else g for z, g in zip(zeros, grads, strict=True))]
+
+    def moved(part: int) -> float:
+        """How far roundings of q and k move the oracle; asked for where a bound is missed."""
+        most, nudge = 0.0, Draw(3)
+        for _ in range(NUDGES):
+            near = (x * (1 + ROUNDINGS * 2**-24 * nudge.normal(*x.shape).sign()) for x in (q, k))
+            most = max(most, (oracle(*near)[part] - wanted[part]).abs().max().item())
+        return most
+
+    wanted = oracle(q.double(), k.double())
+    got = torch.autograd.grad((out[:, :, rows] * weight).sum(), ours)
+    _near(out[:, :, rows], wanted[0], BOUNDS[dtype], what, partial(moved, 0))
+    _near(again[:, :, rows], wanted[0], BOUNDS[dtype], f"{what} under autocast", partial(moved, 0))
+    for part, (name, a) in enumerate(zip("qkv", got, strict=True), 1):
+        _near(a, wanted[part], 5 * BOUNDS[dtype], f"{what}: d{name}", partial(moved, part))
 
 
-def _near(got: Tensor, want: Tensor, bound: float, what: str) -> None:
+def _near(got: Tensor, want: Tensor, bound: float, what: str, moved: Callable[[], float]) -> None:
     scale = want.abs().max().item() or 1.0
     error = (got.double() - want).abs().max().item() / scale
+    if error > bound:
+        bound = max(bound, moved() / scale)
     assert error <= bound, f"{what}: error {error:.2e}, allowed {bound:.1e}"
 
 

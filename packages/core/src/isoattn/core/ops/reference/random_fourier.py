@@ -47,7 +47,9 @@ def random_fourier(
     elif clamp == "relative":
         z = torch.einsum("bhnm,bhmr->bhnr", visible.double(), phi_k)
         some = visible.any(-1, keepdim=True)
-        length = torch.where(some, z, 1.0).norm(dim=-1, keepdim=True)
+        z = torch.where(some, z, 1.0)
+        peak = z.detach().abs().amax(-1, keepdim=True).clamp(min=1.0)  # exp(376) has no square
+        length = peak * (z / peak).norm(dim=-1, keepdim=True)
         least = torch.where(some, eps * phi_q.norm(dim=-1, keepdim=True) * length, 1.0)
         clamped = torch.where(bottom < 0, -1.0, 1.0) * least
         bottom = torch.where(bottom.abs() >= least, bottom, clamped)
