@@ -20,6 +20,8 @@ from isoattn.wsi.bags.synthetic import STEP, MadeBags
 from isoattn.wsi.slides import UnreadableSlide, find_slides, slide_name
 
 Mask = NDArray[np.bool_]
+FINE = 8
+"""Pixels of a mask to a side of a made tile."""
 
 
 @dataclass(frozen=True)
@@ -136,4 +138,4 @@ def _made_mask(reader: MadeBags, index: int) -> Mask:
         types = reader.tile_types(index)
         marked = cells[types > 0].numpy()
         mask[marked[:, 1], marked[:, 0]] = True
-    return mask
+    return mask.repeat(FINE, 0).repeat(FINE, 1)  # an outline cuts the corners of single pixels
