@@ -211,6 +211,7 @@ def test_every_cell_is_in_the_csv(case: tuple[str, Study, StudyResults, ReportPa
         for metric, value in cell.metrics.items():
             assert float(row[metric]) == value
         assert all(row[factor] == cell.levels[factor] for factor in study.factors)
+        assert row["role"] == ("reference" if cell.arm in study.references else "arm")
 
 
 def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:

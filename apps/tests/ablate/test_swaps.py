@@ -133,7 +133,7 @@ def test_the_report_has_a_table_a_figure_and_a_sentence(tmp_path: Path) -> None:
     ]
     assert "| – |" in line  # never with its own
     assert "(−0.5 \\[−0.5, −0.5\\])" in line
-    assert "Linear evaluated with Zero (lpi=off): no finite score at seeds 4" in block
+    assert "Linear evaluated with Zero (lpi=off): no finite score at seed 4" in block
     svg = (tmp_path / "figures" / "swapped.svg").read_text(encoding="utf-8")
     assert "trained with" in svg and "evaluated with" in svg
     assert "−50.0" in svg

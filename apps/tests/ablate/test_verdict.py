@@ -159,7 +159,7 @@ def test_an_unfinished_study_gives_no_verdict_to_peek_at() -> None:
     part = results_of(study, scores(plus(BASE, UP)))
     cells = [cell for cell in part.cells if (cell.arm, cell.seed) != ("Linear", 4)]
     found = row(study, dataclasses.replace(part, cells=cells, unfinished=1))
-    assert (found.word, found.reasons) == ("unfinished", ("seeds not there yet: 4",))
+    assert (found.word, found.reasons) == ("unfinished", ("seed not there yet: 4",))
     assert row(study, dataclasses.replace(part, cells=cells), "Favor").word != "unfinished"
     nothing = row(study, StudyResults(cells=[], unfinished=18))
     assert (nothing.word, nothing.t) == ("unfinished", None)

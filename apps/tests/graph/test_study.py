@@ -1,6 +1,8 @@
 """The graph app in a study, from its YAML to the report."""
 
+import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,7 @@ STUDY = {
     "confirm_seeds": [0, 1],
     "claim": False,
 }
+REMEDY = "(delete the cell's folder to run it anew)"
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def config():
     return resolve(GraphCLI, ["fit", "--config=block_model", *argv])
 
 
-def test_a_study_of_arms_reference_and_swaps(tmp_path, monkeypatch):
+def test_a_study_of_arms_reference_and_swaps(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(yaml.safe_dump(STUDY))
     assert main(["ablate", "run", "study.yaml", "--jobs=1", "--tracker=none"]) == 0
@@ -71,6 +74,42 @@ def test_a_study_of_arms_reference_and_swaps(tmp_path, monkeypatch):
     assert favor["replaced_by"] == "Mean"
     report = next(folder.glob("report.md")).read_text()
     assert "GCN" in report and "label propagation" in report
+    with (folder / "cells.csv").open(newline="") as stream:
+        roles = {row["arm"]: row["role"] for row in csv.DictReader(stream)}
+    assert roles == {**dict.fromkeys(STUDY["arms"], "arm"), "GCN": "reference"}
+    late_swaps_are_scored_without_training(folder, capfd)
+
+
+def late_swaps_are_scored_without_training(folder, capfd):
+    """The study as if it had named GumbelFavor among its swaps after its cells had ended."""
+    files = {p: json.loads(p.read_text()) for p in sorted(folder.glob("cells/*/cell.json"))}
+    late = [p for p, cell in files.items() if "GumbelFavor" in cell["swapped"]]
+    for file in late:
+        cell = json.loads(file.read_text())
+        del cell["swapped"]["GumbelFavor"]
+        for name in [name for name in cell["metrics"] if name.endswith("@GumbelFavor")]:
+            del cell["metrics"][name]
+        file.write_text(json.dumps(cell))
+    gone, broken, other, _ = late  # two of Softmax, two of Zero
+    best = [file.parent / "checkpoints" / "best.ckpt" for file in late]
+    shutil.copy(best[3], best[2])
+    best[1].write_bytes(b"damaged")
+    best[0].unlink()
+    capfd.readouterr()
+    assert main(["ablate", "run", "study.yaml", "--jobs=1", "--tracker=none"]) == 0
+    said = capfd.readouterr().err
+    assert "swaps named since: 1 of 4 finished cells scored anew" in said
+    assert f"not scored, its best checkpoint is damaged {REMEDY}: {broken.parent.name}" in said
+    assert f"not scored, its best checkpoint was not kept {REMEDY}: {gone.parent.name}" in said
+    assert "its checkpoint or its data are not those of its record (test/accuracy" in said
+    for file, before in files.items():
+        after = json.loads(file.read_text())
+        if file in (gone, broken, other):
+            assert "GumbelFavor" not in after["swapped"]
+        else:  # the very scores that it had when it ended
+            assert after == before and ("GumbelFavor" in after["swapped"] or file not in late)
+    report = next(folder.glob("report.md")).read_text()
+    assert "a run whose best checkpoint was not kept cannot be scored with a swap" in report
 
 
 def test_flops_are_the_closed_form_and_the_rest(config):

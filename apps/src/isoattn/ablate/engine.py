@@ -14,6 +14,7 @@ from isoattn.ablate.differences import difference_text, reference_text
 from isoattn.ablate.domain import StudyApp, study_app
 from isoattn.ablate.folder import locked, read_part, register
 from isoattn.ablate.gate import gate_failures
+from isoattn.ablate.late_swaps import late_swaps, score_late
 from isoattn.ablate.plan import Plan
 from isoattn.ablate.pool import Job, run_jobs
 from isoattn.ablate.progress import Speaker
@@ -88,7 +89,9 @@ class Engine:
         self._gate()
         rates, search = self._search()
         write_json(self.folder / "rates.json", list(rates))
-        self._run(self.plan.confirm_cells(search, rates), "confirm")
+        confirm = self.plan.confirm_cells(search, rates)
+        self._run(confirm, "confirm")
+        self._late_swaps(confirm)
         self._references()
         self._baselines()
         self._costs()
@@ -140,6 +143,13 @@ class Engine:
             rates = tuple(sorted({*rates, *added}))
             search = self._run(self.plan.search_cells(rates, reference), f"{phase}, extended")
         return rates, search
+
+    def _late_swaps(self, cells: Sequence[Cell]) -> None:
+        """Cells that had ended before the study named a swap are scored with it."""
+        late = list(late_swaps(cells, self.cell_folder))
+        modules = self.plan.modules
+        workers, threads = self.settings.jobs, self.settings.threads
+        score_late(late, self.study.app, modules, workers, threads, self.speaker.say)
 
     def _references(self) -> None:
         """After the arms: each reference its own search, then all of their confirmation runs."""

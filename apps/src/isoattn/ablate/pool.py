@@ -51,7 +51,7 @@ def run_jobs(
         threads: threads of each; the same for all, since sums depend on it.
         on_result: called with each record as it appears, those that were there first.
     """
-    pool = _Pool(jobs, workers, _context(threads), on_result)
+    pool = _Pool(jobs, workers, warm_context(threads), on_result)
     try:
         while pool.busy:
             pool.step()
@@ -158,7 +158,8 @@ def _end(processes: Iterable[BaseProcess]) -> None:
             process.kill()
 
 
-def _context(threads: int) -> multiprocessing.context.ForkServerContext:
+def warm_context(threads: int) -> multiprocessing.context.ForkServerContext:
+    """Processes forked from one that has imported the app, with so many threads each."""
     # Read by the thread pools when the fork server imports torch; every cell inherits them.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(threads)

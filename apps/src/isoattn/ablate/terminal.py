@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,8 @@ def print_plan(
         cells = [
             arm + roles.get(arm, ""),
             *levels.values(),
-            f"{rates} rates x {len(study.search.seeds)} seeds" if rates else "-",
-            f"{len(study.confirm_seeds)} seeds",
+            f"{rates} rates x {_seeds(study.search.seeds)}" if rates else "-",
+            _seeds(study.confirm_seeds),
             f"{count:,}",
         ]
         table.add_row(*map(Text, cells))
@@ -60,6 +60,10 @@ def print_plan(
         counts = [plan.count(name) for name in study.references]
         more = [sum(each) for each in zip(*counts, strict=True)]
         say(f"and of references {more[0]} search cells, {more[1]} confirmation cells")
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}"
 
 
 def print_estimate(plan: Plan, seconds: Mapping[ArmLevel, float], source: str) -> None:

@@ -126,6 +126,10 @@ def _measure(study: Study, pairing: Pairing, usage: Usage, baseline: Usage) -> C
     )
 
 
+def _pairs(count: int) -> str:
+    return "pair" if count == 1 else "pairs"
+
+
 def _decide(
     study: Study, results: StudyResults, row: Comparison, check: SelfCheck
 ) -> tuple[Word, list[str]]:
@@ -134,7 +138,8 @@ def _decide(
         return "blocked", blocks
     if row.pairing.missing:
         seeds = ", ".join(map(str, row.pairing.missing))
-        return "unfinished", [f"seeds not there yet: {seeds}"]
+        word = "seed" if len(row.pairing.missing) == 1 else "seeds"
+        return "unfinished", [f"{word} not there yet: {seeds}"]
     if row.t is None:
         return "blocked", ["every pair is void"]
     if len(row.pairing.both_diverged) == row.t.n:
@@ -142,7 +147,7 @@ def _decide(
     if not study.claim:
         return "no claim", [f"{study.preset}: no claim"]
     if row.t.n < MINIMUM_PAIRS:
-        return "exploratory", [f"{row.t.n} pairs; a verdict needs {MINIMUM_PAIRS}"]
+        return "exploratory", [f"{row.t.n} {_pairs(row.t.n)}; a verdict needs {MINIMUM_PAIRS}"]
     if row.role == "a/a":
         return ("a/a alarm" if check.rejects else "a/a passed"), []
     if row.usage.state == row.baseline_usage.state == "unused":

@@ -38,7 +38,7 @@ def _self_check(check: Data, summary: Data, scale: Scale) -> str:
     if t is None:
         return f"{what}: too few runs to judge."
     found = f"difference {scale.difference(t['mean'])} ({scale.interval(t['low'], t['high'])}, "
-    found += f"{t['n']} pairs)"
+    found += f"{t['n']} pair{'' if t['n'] == 1 else 's'})"
     if check["rejects"]:
         return f"{what}: alarm, {found} excludes 0: a difference is found where none is."
     tail = (

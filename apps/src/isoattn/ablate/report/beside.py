@@ -193,7 +193,9 @@ def _unscored(row: Data) -> Iterator[str]:
     if row["unscored"]:
         where = "" if row["level"] == "all" else f" ({level_text(row['level'])})"
         seeds = ", ".join(map(str, row["unscored"]))
+        word = "seed" if len(row["unscored"]) == 1 else "seeds"
         yield (
-            f"{row['trained']} evaluated with {row['evaluated']}{where}: no finite score at seeds "
-            f"{seeds}; a run that had ended before the study named the swap is not scored again."
+            f"{row['trained']} evaluated with {row['evaluated']}{where}: no finite score at {word} "
+            f"{seeds}; a run whose best checkpoint was not kept cannot be scored with a swap that "
+            "the study named later."
         )

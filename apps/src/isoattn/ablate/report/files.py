@@ -19,11 +19,14 @@ def write_atomic(path: Path, text: str) -> Path:
 
 
 def cells_csv(study: Study, cells: Iterable[CellResult]) -> str:
-    """Every cell, whatever its status, one line each; metrics at full precision."""
+    """Every cell, whatever its status, one line each; metrics at full precision.
+
+    ``role`` tells the arms, which are judged, from references, which stand beside them.
+    """
     ordered = in_study_order(study, cells)
     factors = list(study.factors)
     metrics = sorted({name for cell in ordered for name in cell.metrics})
-    head = ["cell", "stage", "status", "arm", *factors, "learning_rate", "seed", *metrics]
+    head = ["cell", "stage", "status", "arm", "role", *factors, "learning_rate", "seed", *metrics]
     tail = ["replaced_by", "parameters", "attention_parameters", "epochs", "init_hash"]
     timing = ["seconds", "attempts", "error"]
     out = io.StringIO()
@@ -33,6 +36,7 @@ def cells_csv(study: Study, cells: Iterable[CellResult]) -> str:
         writer.writerow(
             [
                 *(cell.cell, cell.stage, cell.status, cell.arm),
+                "reference" if cell.arm in study.references else "arm",
                 *(cell.levels.get(factor, "") for factor in factors),
                 *(repr(cell.learning_rate), cell.seed),
                 *(repr(cell.metrics[m]) if m in cell.metrics else "" for m in metrics),

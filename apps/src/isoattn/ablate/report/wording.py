@@ -231,9 +231,10 @@ def _sign_flip(test: SignFlip, pairs: int) -> str:
     text = f"{p_clause(test.p)} sign-flip"
     if test.smallest <= ALPHA:
         return text
+    several = f"{pairs} pair{'' if pairs == 1 else 's'}"
     if test.p == test.smallest:
-        return f"{text} (the least {pairs} pairs can reach)"
-    return f"{text} ({pairs} pairs cannot go below {p_text(test.smallest)})"
+        return f"{text} (the least {several} can reach)"
+    return f"{text} ({several} cannot go below {p_text(test.smallest)})"
 
 
 def _capital(text: str) -> str:

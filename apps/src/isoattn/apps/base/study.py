@@ -179,7 +179,7 @@ class AppStudy(ABC):
         plain = self.evaluate(model, data, "test")
         metrics |= _named("test", plain.metrics)
         predictions = plain.save(folder / "predictions.npz")
-        metrics |= self._swapped(model, data, swaps)
+        metrics |= self._swapped(app, swaps)
         replacement = None if control else replacement_of(model.hparams["attention"])
         if replacement is None:
             return Scores(metrics, None, predictions)
@@ -197,15 +197,18 @@ class AppStudy(ABC):
         built.model.load_state_dict(kept)
         model, data = built.model.eval(), built.datamodule
         metrics = _named("test", self.evaluate(model, data, "test").metrics)
-        return metrics | self._swapped(model, data, swaps)
+        return metrics | self._swapped(built, swaps)
 
-    def _swapped(
-        self, model: Any, data: Any, swaps: Mapping[str, dict[str, Any]]
-    ) -> dict[str, float]:
+    def _swapped(self, app: Any, swaps: Mapping[str, dict[str, Any]]) -> dict[str, float]:
+        """What an attention draws when it is put in follows the run's seed, whenever that is."""
         metrics: dict[str, float] = {}
         for arm, spec in swaps.items():
-            with replaced_attention(model, attention_factory(spec), self.swapped_layers(model)):
-                metrics |= _named("test", self.evaluate(model, data, "test").metrics, f"@{arm}")
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(app.full_config.get("seed_everything", 0))
+                layers = self.swapped_layers(app.model)
+                with replaced_attention(app.model, attention_factory(spec), layers):
+                    found = self.evaluate(app.model, app.datamodule, "test").metrics
+            metrics |= _named("test", found, f"@{arm}")
         return metrics
 
     def costs(
