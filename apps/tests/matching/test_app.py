@@ -51,6 +51,7 @@ def test_shipped_configs_are_whole(name):
     assert second.startswith("# Expect: ") and "MEASURE" not in second
     config = resolve(MatchingCLI, ["fit", "--config", name])
     assert config["data"]["class_path"].endswith(".PairData")
+    assert build(MatchingCLI, config).datamodule.batch_size >= 1  # sources are made, not read
 
 
 @pytest.mark.parametrize("name", shipped("matching", "configs/attention"))
@@ -70,7 +71,7 @@ def test_data_configs_go_on_top_of_a_model():
 
 def test_self_cross_and_fine_are_chosen_apart():
     """The defaults of one place never reach another."""
-    argv = ["fit", "--config=small", "--model.attention_cross=Softmax"]
+    argv = ["fit", "--config=small", "--model.attention_cross=softmax"]
     argv += ["--model.attention_fine=Linear", "--model.attention_fine.feature_map=relu"]
     model = build(MatchingCLI, resolve(MatchingCLI, argv)).model
     cores = [site.core for site in swappable_layers(model.network).values()]

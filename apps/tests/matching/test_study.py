@@ -70,12 +70,15 @@ def test_a_study_swaps_one_place_at_a_time(tmp_path, monkeypatch):
         metrics = cell["metrics"]
         assert cell["replaced_by"] == "Mean"
         assert "test/average_precision_1cell@Softmax" in metrics, level
-        assert any(name.startswith("test/recall_1cell[rotation") for name in metrics)
+        groups = (folder / "cells" / cell["cell"] / "strata.csv").read_text().splitlines()
+        assert groups[0].startswith("stratum,group,pairs,matches")
+        assert {line.split(",")[0] for line in groups[1:]} >= {"rotation", "texture"}
     # One matcher at both levels; with Mean in its self or in its cross layers it is not.
     first, second = (c["metrics"] for c in cells if c["arm"] == "Softmax")
     name = "test/average_precision_1cell"
     assert first[name] == second[name]
     assert first[f"{name}_replaced"] != second[f"{name}_replaced"]
+    assert first[f"{name}@Linear"] != second[f"{name}@Linear"]
     report = next(folder.glob("report.md")).read_text()
     assert "swapped=cross" in report
 
@@ -104,7 +107,7 @@ def test_flops_are_the_closed_form_and_the_rest():
         assert study.flops(own) == (total - attention, 0)
 
 
-def test_scores_are_those_of_the_app(capsys):
+def test_scores_are_those_of_the_app():
     own = built()
     own.datamodule.setup("validate")
     scores = MatchingStudy().evaluate(own.model.eval(), own.datamodule, "val").metrics
@@ -112,7 +115,7 @@ def test_scores_are_those_of_the_app(capsys):
         for batch in own.datamodule.val_dataloader():
             own.model.validation_step(batch, 0)
     of_app = own.model.scores["val"].compute()
-    assert all(scores[name] == value for name, value in of_app.items())
+    assert all(of_app[name] == value for name, value in scores.items())
     assert set(MatchingStudy.metrics) <= scores.keys()
 
 

@@ -21,7 +21,17 @@ def test_a_file_with_both_images(tmp_path, count):
         tmp_path / "new" / "matches.png", torch.rand(40, 60), torch.rand(3, 50, 70), make(count)
     )
     with Image.open(path) as picture:
-        assert picture.size == (60 + 8 + 70, 50)
+        assert picture.size == (7 * (60 + 8 + 70), 7 * 50)  # enlarged to about 1000 pixels
+
+
+def test_a_long_title_is_broken_and_none_of_it_is_cut():
+    title = " ".join(f"word{n}" for n in range(60))
+    figure = draw_matches(torch.zeros(200, 300), torch.zeros(200, 300), make(), title=title)
+    shown = figure.axes[0].get_title()
+    assert shown.split() == title.split() and len(shown.splitlines()) > 2
+    figure.canvas.draw()
+    box = figure.axes[0].title.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
 
 
 def test_lines_run_from_image_to_image():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -233,7 +234,7 @@ def _is_config(token: str) -> bool:
 def _preset(app: str, token: str) -> str:
     """The content of a preset, shipped or a file: the parser reports faults in files badly."""
     key, sign, value = token.partition("=")
-    if key != _ATTENTION or not sign:
+    if not sign or not re.fullmatch(rf"{_ATTENTION}(_[a-z]+)?", key):
         return token
     file = Path(value) if _is_file(value) else None
     if file is None and os.path.sep not in value:

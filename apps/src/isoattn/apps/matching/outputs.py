@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from isoattn.matching.files import MatchWriter
 from isoattn.matching.metrics import STRATUM_EDGES, MatchScore, PairScore
 
 H5 = (".h5", ".hdf5")
+
+Strata = dict[str, dict[str, dict[str, float]]]
+"""Stratum -> group -> score -> value."""
 
 
 def write_test_outputs(folder: Path, score: MatchScore, facts: Mapping[str, Any]) -> list[str]:
@@ -30,25 +33,25 @@ def write_test_outputs(folder: Path, score: MatchScore, facts: Mapping[str, Any]
     write_json(folder / "result.json", _finite(dict(facts)))
     written = ["result.json", "pairs.csv"]
     write_csv(folder / "pairs.csv", *_pairs(score.rows))
-    rows = list(_strata(score))
-    if rows:
-        names = list(dict.fromkeys(name for _, _, scores in rows for name in scores))
-        table = [(s, group, *(_number(scores.get(n)) for n in names)) for s, group, scores in rows]
-        write_csv(folder / "strata.csv", ("stratum", "group", *names), table)
+    found = strata(score)
+    if found:
+        write_strata(folder / "strata.csv", found)
         written.append("strata.csv")
     return written
 
 
-def strata(score: MatchScore) -> dict[str, dict[str, dict[str, float]]]:
+def strata(score: MatchScore) -> Strata:
     """Stratum -> group -> scores, of every stratum that the pairs have."""
     found = {name: score.by_stratum(name, edges) for name, edges in _edges(score.rows).items()}
     return {name: groups for name, groups in found.items() if groups}
 
 
-def _strata(score: MatchScore) -> Iterable[tuple[str, str, dict[str, float]]]:
-    for name, groups in strata(score).items():
-        for group, scores in groups.items():
-            yield name, group, scores
+def write_strata(file: Path, found: Strata) -> None:
+    """Write a row a group: stratum, group, and its scores."""
+    rows = [(s, group, scores) for s, groups in found.items() for group, scores in groups.items()]
+    names = list(dict.fromkeys(name for _, _, scores in rows for name in scores))
+    table = [(s, group, *(_number(scores.get(n)) for n in names)) for s, group, scores in rows]
+    write_csv(file, ("stratum", "group", *names), table)
 
 
 def _edges(rows: Sequence[PairScore]) -> dict[str, tuple[float, ...]]:

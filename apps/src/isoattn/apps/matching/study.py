@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 from isoattn.apps.base.cli import AppCLI
 from isoattn.apps.base.study import AppStudy, ItemScores
 from isoattn.apps.matching.app import MatchingCLI
-from isoattn.apps.matching.outputs import strata
+from isoattn.apps.matching.outputs import Strata, strata, write_strata
 from isoattn.core import Attention, Shape
 from isoattn.matching import layers_at
 from isoattn.matching.data.batch import PairBatch
@@ -19,7 +21,22 @@ from isoattn.matching.metrics import MatchScore
 from isoattn.matching.models import attention_calls, count_flops
 from isoattn.matching.models.swap import PLACES
 
-_OF_STRATA = ("average_precision_1cell", "recall_1cell", "precision_1cell")
+
+@dataclass(frozen=True)
+class PairScores(ItemScores):
+    """Scores over pairs, which are not right or wrong as a whole, and those of their strata.
+
+    Args:
+        strata: stratum -> group -> scores.
+    """
+
+    strata: Strata = field(default_factory=dict)
+
+    def save(self, file: Path) -> Path | None:
+        """Write ``strata.csv`` beside; there are no predictions to compare one by one."""
+        if self.strata:
+            write_strata(file.with_name("strata.csv"), self.strata)
+        return None
 
 
 class MatchingStudy(AppStudy):
@@ -42,16 +59,13 @@ class MatchingStudy(AppStudy):
 
     @torch.no_grad()
     def evaluate(self, model: Any, data: Any, part: str) -> ItemScores:
-        """Scores over the pairs of a split, and of each stratum as ``METRIC[STRATUM GROUP]``."""
+        """Scores over the pairs of a split."""
         score = MatchScore()
         for batch in data.plain_dataloader(part):
             model.score_batch(batch, score)
         found = score.compute()
-        for name, groups in strata(score).items():
-            for group, scores in groups.items():
-                label = group.replace(", ", " to ")
-                found |= {f"{m}[{name} {label}]": scores[m] for m in _OF_STRATA if m in scores}
-        return ItemScores(found)
+        kept = {name: found[name] for name in ("matches", *self.metrics) if name in found}
+        return PairScores(kept, strata=strata(score))
 
     def swapped_layers(self, model: Any) -> Sequence[int] | None:
         """Of the places that take the arm's attention; None: all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,10 @@ from isoattn.matching.matches import Matches
 _RIGHT, _WRONG = (0.12, 0.62, 0.31), (0.84, 0.15, 0.16)
 _GAP = 8
 _DPI = 100
+_WIDTH = 1000
+"""Pixels that a picture is about as wide as, where its images are smaller."""
+_LETTER = 7.5
+"""Pixels of a letter of the title."""
 
 
 def draw_matches(
@@ -107,15 +112,19 @@ def _side_by_side(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, int]
 
 
 def _figure(canvas: np.ndarray, title: str) -> Figure:
+    """Small pictures are enlarged by a whole factor; the title is broken to their width."""
     height, width = canvas.shape[:2]
-    above = 0.3 if title else 0.0
-    figure = Figure(figsize=(width / _DPI, height / _DPI + above), dpi=_DPI)
+    zoom = max(1, round(_WIDTH / width))
+    lines = textwrap.wrap(title, max(20, int(zoom * width / _LETTER)))
+    above = 0.06 + 0.18 * len(lines) if lines else 0.0
+    tall, wide = zoom * height / _DPI, zoom * width / _DPI
+    figure = Figure(figsize=(wide, tall + above), dpi=_DPI)
     FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.0, 0.0, 1.0, height / (height + above * _DPI)))
+    axes = figure.add_axes((0.0, 0.0, 1.0, tall / (tall + above)))
     axes.imshow(canvas, interpolation="nearest")
     axes.set_xlim(-0.5, width - 0.5)
     axes.set_ylim(height - 0.5, -0.5)
     axes.set_axis_off()
     if title:
-        axes.set_title(title, fontsize=9)
+        axes.set_title("\n".join(lines), fontsize=9)
     return figure
