@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from isoattn.ablate.records import CellResult, StudyResults
 from isoattn.ablate.report.wording import study_sentence
 from isoattn.ablate.selection import chosen_rates
-from isoattn.ablate.study import Study
+from isoattn.ablate.study import Study, StudyError
 from isoattn.ablate.verdict import Comparison, Verdicts, is_twin, judge
 
 from .fake_results import change, diverged, failed, make_cell, make_results, make_study
@@ -260,6 +260,29 @@ def test_an_arm_that_always_diverges_is_worse() -> None:
     part = results_of(study, scores(BASE), spoil=lambda c: diverged(c) if c.arm == "Linear" else c)
     assert row(study, part).word == "worse"
     assert row(study, part).usage.state == "not judged"
+
+
+def test_no_winner_at_chance_or_at_the_ceiling() -> None:
+    study = small_study()
+    clear = results_of(study, scores(plus(BASE, UP)))
+    assert row(study, clear).word == "better"
+    middle = sum(BASE) / len(BASE)
+
+    def limited(**limits: float) -> Study:
+        return dataclasses.replace(study, metric=dataclasses.replace(study.metric, **limits))
+
+    def judged(**limits: float) -> Comparison:
+        return row(limited(**limits), clear)
+
+    lost = judged(chance=max(plus(BASE, UP)))
+    assert lost.word == "at chance" and "above chance" in lost.reasons[0]
+    assert judged(chance=middle).word == "better"  # one of the two is above it
+    assert judged(chance=min(BASE) - 0.1).word == "better"
+    assert judged(ceiling=middle).word == "at the ceiling"
+    assert "at the ceiling: no verdict" in sentence(limited(ceiling=middle), clear)
+    assert judged(ceiling=1.0).word == "better"
+    with pytest.raises(StudyError, match="ceiling"):
+        small_study(metric={"chance": 0.9, "ceiling": 0.5})
 
 
 # Is the attention used? -----------------------------------------------------------------------

@@ -20,6 +20,8 @@ Word = Literal[
     "inconclusive",
     "exploratory",
     "no claim",
+    "at chance",
+    "at the ceiling",
     "attention unused",
     "unfinished",
     "blocked",

@@ -52,12 +52,17 @@ class Metric:
         mode: whether more is better.
         margin: differences below this are practically equal (TOST), in the metric's units.
         worst: what a diverged run counts as.
+        chance: what is reached without having learnt anything, if that is known.
+        ceiling: what cannot be beaten, if that is known. Between two arms that are both at
+            chance or both at the ceiling no winner is named.
     """
 
     name: str = "accuracy"
     mode: Literal["max", "min"] = "max"
     margin: float = 0.01
     worst: float = 0.0
+    chance: float | None = None
+    ceiling: float | None = None
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,9 @@ class Study:
         """Plain data, every default filled in: what is registered and hashed."""
         plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         plain.pop("cost")
+        for limit in ("chance", "ceiling"):  # a study without them is what it was before they came
+            if plain["metric"][limit] is None:
+                del plain["metric"][limit]
         return {key: value for key, value in plain.items() if value or key not in _LATER}
 
     @property
@@ -273,6 +281,12 @@ def _validate(study: Study, where: str) -> None:
         raise StudyError(
             f"{where}: metric.margin must be above 0: the difference that would not matter"
         )
+    if study.metric.chance is not None and study.metric.ceiling is not None:
+        room = study.metric.ceiling - study.metric.chance
+        if (room if study.metric.mode == "max" else -room) <= study.metric.margin:
+            raise StudyError(
+                f"{where}: metric.ceiling must be better than metric.chance by more than the margin"
+            )
     _validate_seeds(study, where)
     _validate_search(study.search, study.claim, where)
     options = [study.overrides, *(o for levels in study.factors.values() for o in levels.values())]

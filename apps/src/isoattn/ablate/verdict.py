@@ -150,9 +150,33 @@ def _decide(
         return "exploratory", [f"{row.t.n} {_pairs(row.t.n)}; a verdict needs {MINIMUM_PAIRS}"]
     if row.role == "a/a":
         return ("a/a alarm" if check.rejects else "a/a passed"), []
+    if limit := _at_a_limit(study, row):
+        return limit
     if row.usage.state == row.baseline_usage.state == "unused":
         return "attention unused", ["neither arm uses its attention: no verdict on its kind"]
     return _weigh(study, row)
+
+
+def _at_a_limit(study: Study, row: Comparison) -> tuple[Word, list[str]] | None:
+    """Whether neither has learnt anything, or neither has room left: nothing to tell apart."""
+    metric, sign = study.metric, 1.0 if study.metric.mode == "max" else -1.0
+    both = [list(side.values()) for side in (row.pairing.variant, row.pairing.baseline)]
+    means = " and ".join(f"{statistics.paired_t(values).mean:.4g}" for values in both)
+    if metric.chance is not None:
+        above = [statistics.paired_t([sign * (x - metric.chance) for x in side]) for side in both]
+        if all(side.low <= 0 for side in above):
+            return "at chance", [
+                f"no interval lies above chance, {metric.chance:g}: {row.arm} and "
+                f"{study.baseline} have {means}"
+            ]
+    if metric.ceiling is not None:
+        below = [statistics.paired_t([sign * (metric.ceiling - x) for x in side]) for side in both]
+        if all(side.mean < metric.margin for side in below):
+            return "at the ceiling", [
+                f"both are within the margin of the ceiling, {metric.ceiling:g}: {row.arm} and "
+                f"{study.baseline} have {means}"
+            ]
+    return None
 
 
 def _blocks(study: Study, results: StudyResults, row: Comparison) -> list[str]:

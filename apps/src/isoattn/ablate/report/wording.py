@@ -180,6 +180,8 @@ def comparison_clause(study: Study, row: Comparison) -> str:
     words = {
         "no claim": f"{arm} against {base}: no claim, {evidence}",
         "exploratory": f"{arm} against {base} is exploratory: {evidence}",
+        "at chance": f"{arm} and {base} are at chance: no verdict, {evidence}",
+        "at the ceiling": f"{arm} and {base} are at the ceiling: no verdict, {evidence}",
         "attention unused": f"attention unused in {arm} and {base}: no verdict, {evidence}",
         "unfinished": f"{arm} against {base} is unfinished: so far {evidence}",
     }
