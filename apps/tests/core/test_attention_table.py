@@ -27,6 +27,11 @@ def test_the_page_is_the_one_that_is_generated():
     )
 
 
+def test_every_class_but_the_controls_and_multi_head_names_its_paper():
+    without = {e.name for e in entries() if not re.search(r"\b(19|20)\d\d\b", e.source)}
+    assert without <= {"Mean", "Identity", "Zero", "Softmax", "MultiHead"}
+
+
 def test_every_class_is_in_it_with_source_file_and_test():
     found = {e.name: e for e in entries()}
     assert set(found) == own(attentions()) | own(concrete(Mixer))

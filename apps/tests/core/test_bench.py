@@ -10,8 +10,10 @@ import torch
 from isoattn.apps.base.crossover import Crossover, crossover
 from isoattn.apps.core import bench, methods
 from isoattn.apps.core.arguments import own_mixers
+from isoattn.apps.core.bench_records import Bench, Row
+from isoattn.apps.core.bench_report import disturbed
 from isoattn.apps.core.methods import Method, Peer, Sizes
-from isoattn.apps.core.timing import Peaks
+from isoattn.apps.core.timing import Peaks, Timed, spread
 from isoattn.core import Linear, Shape, attention_spec, attentions
 from isoattn.core.factories import concrete
 from isoattn.core.mixers import Mixer
@@ -149,6 +151,20 @@ def test_a_crossover_is_interpolated_on_logarithmic_axes():
     assert crossover([], []) == Crossover(None, "-")
     # cheaper, dearer, cheaper: from where on it stays so
     assert crossover([1, 10, 100], [0.5, 2, 0.5]).tokens == pytest.approx(math.sqrt(1000))
+
+
+def test_a_busy_machine_is_named_and_one_slow_call_costs_no_rounds():
+    sizes = Sizes(64, heads=2, head_dim=8)
+    rows = [Row("Softmax", "attention", "", 64, train_wall=w, train_cpu=1.0) for w in (1.0, 1.1, 9)]
+    found = Bench(sizes, [64], {"clock": "wall"}, Peaks(1.0, 1.0), rows=rows)
+    assert disturbed(found) == ""  # one of three
+    rows[0].train_wall = 3.0
+    assert "3.0 times its processor time" in disturbed(found)
+    found.settings["clock"] = "cpu"
+    assert disturbed(found) == ""
+    assert spread([1.0, 2.0, 3.0]) is None and spread([1.0, 2.0, 3.0, 4.0]) == 2.5
+    timed = Timed({("train", "wall"): [0.5, 0.25], ("train", "cpu"): [9.0]})
+    assert timed.spent() == 0.75
 
 
 def test_the_roofline_is_the_larger_of_the_two_bounds():

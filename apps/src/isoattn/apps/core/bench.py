@@ -6,7 +6,6 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Literal
 
 import torch
@@ -30,7 +29,6 @@ from isoattn.apps.core.methods import PEERS, Method, Run, Sizes
 from isoattn.apps.core.progress import Advance, progress
 from isoattn.apps.core.timing import (
     Timed,
-    clocked,
     forward_only,
     machine_peaks,
     one_round,
@@ -264,7 +262,6 @@ def _time(
     """Fill in times, and ratios to the first method, round by round."""
     x = sizes.x()
     runs: dict[str, Run] = {}
-    rounds: dict[str, int] = {}
     for method, row in zip(methods, rows, strict=True):
         _closed_forms(method, row, sizes, bench)
         try:
@@ -274,16 +271,16 @@ def _time(
             run = method.build(sizes)
             # The first call pays for what the later ones find ready.
             forward_only(run, x)
-            first = clocked(partial(train_step, run, x), sizes.device)[0]
+            train_step(run, x)
         except (ValueError, UnsupportedAttention, RuntimeError, ImportError) as error:
             row.note = str(error).splitlines()[0]
             continue
         runs[method.label] = run
-        rounds[method.label] = max(1, min(options.rounds, int(options.max_seconds / (2 * first))))
     timed = {label: Timed() for label in runs}
     for number in range(options.rounds):
         for label, run in runs.items():
-            if number < rounds[label]:
+            spent = timed[label].spent()
+            if spent + spent / max(1, number) <= options.max_seconds:
                 one_round(run, x, sizes.device, timed[label])
     base = timed.get(methods[0].label)
     for row in rows:

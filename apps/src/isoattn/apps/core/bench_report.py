@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import statistics
 import sys
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -21,6 +22,9 @@ from isoattn.apps.base.crossover import Crossover
 from isoattn.apps.base.files import write_atomic, write_json
 from isoattn.apps.core.bench_records import BASELINE, Bench, Row, crossovers
 from isoattn.apps.core.picture import legend_beside, log_ticks, png, style, token_axis
+
+BUSY = 1.3
+"""Wall over processor time of a call, median over all rows, from which the wall is not trusted."""
 
 _PARTS = {
     "forward": "forward time",
@@ -100,11 +104,29 @@ def print_bench(bench: Bench, folder: Path) -> None:
         say(line)
     if any(row.train_peak is not None for row in bench.rows):
         say(f"MiB: peak of forward + backward above the inputs at {bench.tokens[-1]:,} tokens.")
+    if busy := disturbed(bench):
+        say(busy)
     say(
         f"Measured here: {bench.peaks.flops / 1e9:,.0f} GFLOP/s in a matrix product, "
         f"{bench.peaks.bytes / 1e9:,.0f} GB/s in a copy."
     )
     say(f"written {folder}: report.md, bench.png, results.csv, results.json")
+
+
+def disturbed(bench: Bench) -> str:
+    """A warning where other programs took a good part of the time on the wall; else empty."""
+    waits = [
+        row.train_wall / row.train_cpu
+        for row in bench.rows
+        if row.train_wall and row.train_cpu and bench.sizes.device == "cpu"
+    ]
+    if not waits or bench.settings["clock"] != "wall" or statistics.median(waits) < BUSY:
+        return ""
+    times = statistics.median(waits)
+    return (
+        f"The machine was busy: a call took {times:.1f} times its processor time on the wall. "
+        "Ratios and crossovers may be noise; --clock cpu is steadier."
+    )
 
 
 def _sayer(console: Console) -> Any:
@@ -216,6 +238,7 @@ def report(bench: Bench, crossed: dict[str, dict[str, Crossover]]) -> str:
         "the cache, so that it can exceed 100 %. Before timing, gelu(tanh) was run once: until "
         "then float32 elu and expm1 can be several times slower in a process.",
         "",
+        *([f"**{busy}**", ""] if (busy := disturbed(bench)) else []),
         "![time and memory](bench.png)",
         "",
     ]
@@ -234,7 +257,7 @@ def report(bench: Bench, crossed: dict[str, dict[str, Crossover]]) -> str:
 
 
 def _table(bench: Bench, count: int) -> list[str]:
-    header = ["", "forward", "x", "fwd + bwd", "x", "IQR", "CPU"]
+    header = ["", "rounds", "forward", "x", "fwd + bwd", "x", "IQR", "CPU"]
     header += ["GFLOP", "of bound", "MiB fwd", "MiB f+b"]
     lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
     for row in bench.rows:
@@ -246,6 +269,7 @@ def _table(bench: Bench, count: int) -> list[str]:
         name = f"{row.method} {row.version}".strip()
         cells = [
             name,
+            str(row.rounds or "-"),
             _ms(row.forward),
             _short(row.forward_ratio),
             _ms(row.train),

@@ -135,14 +135,15 @@ def _entry(
     forward: object = cls.forward  # type: ignore[attr-defined]
     parameters = list(inspect.signature(cls).parameters.values())[positional:]
     summary = _joined(doc.split("\n\n")[0])
-    source = re.search(r"\(([^()]*\b(?:19|20)\d\d\b[^()]*)\)", _joined(doc))
+    module = inspect.getdoc(inspect.getmodule(cls)) or ""
+    source = _source(_joined(doc)) or _source(_joined(module))
     test = _test_of(cls)
     return Entry(
         name=cls.__name__,
         kind=kind,
         summary=summary,
         details=_details(doc),
-        source=source[1] if source else "",
+        source=source,
         released=_released(doc),
         capability=capability,
         unsupported={f: why for f, why in unsupported.items() if _lacks(capability, f)},
@@ -166,6 +167,18 @@ def _option(parameter: inspect.Parameter) -> str:
 
 def _joined(text: str) -> str:
     return " ".join(text.split())
+
+
+_NAMES = r"[A-Z][\w-]+(?: et al\.| and [A-Z][\w-]+)?"
+
+
+def _source(text: str) -> str:
+    """The first paper named: in brackets, or as a sentence that begins with its authors."""
+    found = re.search(r"\(([^()]*\b(?:19|20)\d\d\b[^()]*)\)", text)
+    found = found or re.search(
+        rf"({_NAMES},? (?:19|20)\d\d(?:, (?:eq|sec|fig)\. [\w. -]*\w)?)", text
+    )
+    return found[1] if found else ""
 
 
 def _details(doc: str) -> tuple[str, ...]:

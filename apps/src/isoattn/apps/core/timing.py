@@ -25,6 +25,10 @@ class Timed:
         """Of ``"forward"`` or ``"train"``, by ``"wall"`` or ``"cpu"``."""
         return self.seconds.setdefault((part, clock), [])
 
+    def spent(self) -> float:
+        """Wall seconds of all rounds so far."""
+        return sum(sum(values) for (_, clock), values in self.seconds.items() if clock == "wall")
+
 
 def warm_up() -> None:
     """Run gelu(tanh) once: until then float32 elu and expm1 of torch can be several times slower.
@@ -107,9 +111,9 @@ def machine_peaks(sizes: Sizes, *, side: int = 1024, numbers: int = 2**25) -> Pe
     return Peaks(2 * side**3 / gemm, 2 * numbers * dtype.itemsize / copy)
 
 
-def spread(values: list[float]) -> float:
-    """Interquartile range; 0 for fewer than four."""
+def spread(values: list[float]) -> float | None:
+    """Interquartile range; None for fewer than four, which show none."""
     if len(values) < 4:
-        return 0.0
+        return None
     low, _, high = statistics.quantiles(values, n=4)
     return high - low

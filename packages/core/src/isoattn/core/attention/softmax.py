@@ -129,7 +129,8 @@ class CosineSoftmax(_SoftmaxForm):
     """o_i = softmax_j(tau_h cos(q_i, k_j)) v_j: softmax attention on unit vectors.
 
     The partner of :class:`CrossCovariance` in a comparison: same parameters, same names, same
-    normalisation of the logits, but tokens attend to tokens. The norms run over D, per token.
+    normalisation of the logits, but tokens attend to tokens (query-key normalisation, Henry et al.
+    2020). The norms run over D, per token.
 
     Args:
         heads: number of query heads H.
