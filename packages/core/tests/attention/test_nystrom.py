@@ -208,7 +208,7 @@ def test_the_pseudo_inverse_is_the_oracle_of_the_iterations():
     exact = Nystrom(2, 16, landmarks=8, iterations=None)
     torch.testing.assert_close(exact(q, k, v), exact.reference(q, k, v), rtol=1e-9, atol=1e-9)
     errors, residuals = [], []
-    for iterations in (6, 15, 30):
+    for iterations in (6, 10, 15):  # at 15 rounding is all that is left
         module = Nystrom(2, 16, landmarks=8, iterations=iterations)
         errors.append((module(q, k, v) - exact(q, k, v)).abs().max())
         residuals.append(module.inverse_residual(q, k).max())

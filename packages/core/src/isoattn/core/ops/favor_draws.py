@@ -105,7 +105,8 @@ def find_shifts(
         of_features = of_features + _middle(largest - of_features - of_draws, -2)
         of_draws = of_draws + _middle(largest - of_features - of_draws, -1)
     away = (largest - of_features - of_draws).abs_()
-    if bool((away <= reach(w.dtype)).all()):  # not so where a number is NaN
+    # NaN is not within reach; a meta tensor holds no numbers, and is given the usual way
+    if away.is_meta or bool((away <= reach(w.dtype)).all()):
         return Shifts(of_features, of_draws, top, place)
     return None
 
