@@ -158,15 +158,17 @@ def _unknown_option(
 def _near_option(name: str, options: Sequence[str]) -> str:
     head, _, tail = name.rpartition(".")
     # options of the classes that are chosen by name are not among the others
-    whole = [f"{kind}.{tail}" for kind in KINDS if tail in options_of_classes(kind)]
-    inside = [option for option in whole if head and option.startswith(f"{head.split('.')[0]}.")]
+    inside = [
+        f"{kind}.{tail}"
+        for kind in KINDS
+        if head and kind.startswith(f"{head.split('.')[0]}.") and tail in options_of_classes(kind)
+    ]
     if inside:
         return f"Did you mean --{' or --'.join(inside[:2])}?"
     close = difflib.get_close_matches(name, options, n=2, cutoff=0.6)
     last = {o.rsplit(".", 1)[-1]: o for o in options}
     tails = difflib.get_close_matches(name.rsplit(".", 1)[-1], last, n=1, cutoff=0.8)
-    begin = [option for option in options if len(name) > 2 and option.startswith(name)]
-    close = list(dict.fromkeys([*begin, *(last[t] for t in tails), *close]))[:2] or whole[:2]
+    close = list(dict.fromkeys([*(last[t] for t in tails), *close]))[:2]
     return f"Did you mean --{' or --'.join(close)}?" if close else ""
 
 
