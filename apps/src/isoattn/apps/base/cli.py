@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning.pytorch as L
@@ -441,6 +442,20 @@ class AppCLI(LightningCLI):
     def final_metrics(self) -> dict[str, float]:
         """What validate or test came to."""
         return {k: float(v) for k, v in self.trainer.callback_metrics.items()}
+
+    def test_folder(self) -> Path:
+        """Where the outputs of a test go."""
+        return Path(self._option("output") or self.run.path / "test")
+
+    def test_facts(self) -> dict[str, Any]:
+        """What stands beside the outputs of a test: figures, and what was tested on what."""
+        return {
+            "metrics": self.final_metrics(),
+            "checkpoint": str(self.arguments.checkpoint or self._option("init_from")),
+            "attention": self.model.hparams["attention"],
+            "skipped": self.datamodule.skipped(),
+            "data_fingerprint": self.datamodule.fingerprint(),
+        }
 
     def facts(self) -> dict[str, Any]:
         """What an app adds to ``result.json``."""

@@ -139,18 +139,9 @@ class MatchingCLI(AppCLI):
         from isoattn.apps.matching.outputs import write_test_outputs
         from isoattn.apps.matching.pictures import draw_pairs
 
-        metrics = self.final_metrics()
-        folder = Path(self._option("output") or self.run.path / "test")
-        facts = {
-            "metrics": metrics,
-            "checkpoint": str(self.arguments.checkpoint or self._option("init_from")),
-            "attention": {
-                name: self.model.hparams[name]
-                for name in ("attention", "attention_self", "attention_cross", "attention_fine")
-            },
-            "skipped": self.datamodule.skipped(),
-            "data_fingerprint": self.datamodule.fingerprint(),
-        }
+        folder, facts = self.test_folder(), self.test_facts()
+        places = ("attention", "attention_self", "attention_cross", "attention_fine")
+        facts["attention"] = {name: self.model.hparams[name] for name in places}
         written = write_test_outputs(folder, self.model.scores["test"], facts)
         written += draw_pairs(
             folder / "matches",
@@ -158,7 +149,7 @@ class MatchingCLI(AppCLI):
             self.datamodule.dataset("test"),
             self._option("pictures"),
         )
-        say_metrics(metrics)
+        say_metrics(facts["metrics"])
         say(f"written {folder}: {_named(written)}")
 
     def before_predict(self) -> None:

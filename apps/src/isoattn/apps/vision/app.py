@@ -80,21 +80,9 @@ class VisionCLI(AppCLI):
 
     def after_test(self) -> None:
         """Write per-class accuracy, confusion matrix and predictions."""
-        metrics = self.final_metrics()
-        folder = Path(self._option("output") or self.run.path / "test")
-        write_test_outputs(
-            folder,
-            self.model.test_outputs,
-            self.model.class_names,
-            {
-                "metrics": metrics,
-                "checkpoint": str(self.arguments.checkpoint or self._option("init_from")),
-                "attention": self.model.hparams["attention"],
-                "skipped": self.datamodule.skipped(),
-                "data_fingerprint": self.datamodule.fingerprint(),
-            },
-        )
-        say_metrics(metrics)
+        folder, facts = self.test_folder(), self.test_facts()
+        write_test_outputs(folder, self.model.test_outputs, self.model.class_names, facts)
+        say_metrics(facts["metrics"])
         say(f"written {folder}: predictions.csv, per_class.csv, confusion.csv, confusion.png")
 
     def predict(self, **kwargs: Any) -> None:

@@ -174,17 +174,9 @@ class WsiCLI(AppCLI):
         """Write scores per class, confusion matrix and predictions."""
         from isoattn.apps.wsi.outputs import write_test_outputs
 
-        metrics = self.final_metrics()
-        folder = Path(self._option("output") or self.run.path / "test")
-        facts = {
-            "metrics": metrics,
-            "checkpoint": str(self.arguments.checkpoint or self._option("init_from")),
-            "attention": self.model.hparams["attention"],
-            "skipped": self.datamodule.skipped(),
-            "data_fingerprint": self.datamodule.fingerprint(),
-        }
+        folder, facts = self.test_folder(), self.test_facts()
         written = write_test_outputs(folder, self.model.test_outputs, self.model.class_names, facts)
-        say_metrics(metrics)
+        say_metrics(facts["metrics"])
         say(f"written {folder}: {', '.join(written)}")
 
     def predict(self, **kwargs: Any) -> None:
