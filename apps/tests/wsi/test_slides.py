@@ -59,6 +59,13 @@ def test_tile_lists_and_draws(isoattn, cohort):
     assert width("tiles/overlays/S000.png") > 50
 
 
+def test_tile_leaves_a_picture_of_a_slide_without_tiles(isoattn, cohort):
+    slide = cohort / "cohort" / "slides" / "S000.tif"
+    none = isoattn("tile", slide, "--out=none", "--tile=500", "--min_tissue=1")
+    assert none.code == 1 and "No tile of" in none.err
+    assert width("none/overlays/S000.png") > 50
+
+
 def test_encode_goes_on_where_it_stopped(isoattn, cohort):
     slides = cohort / "cohort" / "slides"
     argv = ("encode", slides, "--out=f", "--encoder=hed_statistics", "--tile=64", "--no_overlay")
@@ -188,6 +195,13 @@ def test_what_cannot_be_drawn_is_one_short_line(isoattn, slide_run, argv, text):
     refused = isoattn("heatmap", f"--ckpt_path={best}", "--out=maps", *argv)
     assert refused.code == 2 and refused.short, refused.err
     assert text in refused.err
+
+
+@pytest.mark.parametrize(("sites", "least"), [(1, 6), (2, 10), (3, 14)])
+def test_the_demo_refuses_too_few_patients_before_it_makes_any(isoattn, sites, least):
+    refused = isoattn("demo", "out", f"--patients={least - 1}", f"--sites={sites}")
+    assert refused.code != 0 and f"--patients {least} or more" in refused.err
+    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize("verb", ["synthesize", "tile", "encode", "heatmap", "demo"])

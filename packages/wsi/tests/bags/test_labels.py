@@ -23,6 +23,14 @@ def test_ids_are_text(table):
     assert found.patients == found.ids and found.sites is None and found.parts is None
 
 
+def test_a_table_of_predictions_names_its_slides_too(table):
+    assert read_labels(table("slide,label\n001,1\n")).ids == ("001",)
+    both = table("slide,slide_id,label\nx,001,1\n")
+    assert read_labels(both).ids == ("001",)
+    with pytest.raises(ValueError, match="not the column 'id'"):
+        read_labels(table("slide,label\n001,1\n"), id_column="id")
+
+
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 def test_separators_quotes_blanks_and_a_byte_order_mark(table, separator):
     rows = [["id", "class", "case", "site", "part"], ["a b", ' "x, y"', "p", "s", ""]]
@@ -43,7 +51,7 @@ def test_separators_quotes_blanks_and_a_byte_order_mark(table, separator):
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
-        ("slide,label\na,0\n", {}, "not the column 'slide_id'.*Did you mean 'slide'.*id_column"),
+        ("slides,label\na,0\n", {}, "not the column 'slide_id'.*Did you mean 'slides'.*id_column"),
         ("slide_id,y\na,0\n", {}, "not the column 'label'.*Its columns: slide_id, y"),
         ("slide_id,label,label\na,0,1\n", {}, "twice the column 'label'"),
         (

@@ -118,6 +118,16 @@ def test_too_much_damage_fails_the_slide(made: Path, tmp_path: Path) -> None:
     assert (tmp_path / "overlays" / "corrupt.png").is_file()
 
 
+def test_a_slide_without_tiles_leaves_the_picture_that_its_error_points_at(
+    made: Path, tmp_path: Path
+) -> None:
+    tiling = TilingOptions(size=1024, min_tissue=1.0)
+    options = with_(tiling=tiling, overlay=True)
+    outcome = extract_slides(made / "good.tif", tmp_path, options).outcomes[0]
+    assert outcome.error is not None and "Look at the overlay" in outcome.error
+    assert (tmp_path / "overlays" / "good.png").is_file()
+
+
 def test_one_bad_slide_does_not_stop_the_others(made: Path, tmp_path: Path) -> None:
     slides = tmp_path / "slides"
     slides.mkdir()

@@ -63,6 +63,12 @@ def test_no_tile_left(made: Path) -> None:
         tile_slide(slide, tissue, TilingOptions(size=1024, min_tissue=1.0))
 
 
+def test_a_slide_smaller_than_a_tile(made: Path) -> None:
+    slide = Slide(made / "good.tif")
+    with pytest.raises(NoTissue, match=r"tile of 4096 pixels .* the whole slide is 1024 x 1024"):
+        tile_slide(slide, find_tissue(slide), TilingOptions(size=4096))
+
+
 def test_options_are_checked() -> None:
     with pytest.raises(ValueError, match="positive; got mpp=0.5, size=0, stride=None"):
         TilingOptions(size=0)

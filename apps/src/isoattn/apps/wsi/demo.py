@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
 
 from isoattn.apps.base.errors import UserError
 from isoattn.apps.core.arguments import Parser
-from isoattn.apps.wsi.synthesize import add_cohort_options
+from isoattn.apps.wsi.synthesize import add_cohort_options, cohort_options
 
 _DESCRIPTION = """\
 The whole chain on slides that are made here, as the commands that you would give yourself: make a
@@ -34,6 +35,7 @@ def run_demo(argv: list[str]) -> int:
     out: Path = options.folder
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: give a folder.")
+    _check_parts(options)
     cohort, features = out / "cohort", out / "features"
     run = out / "runs" / "wsi" / "demo"
     best = run / "checkpoints" / "best.ckpt"
@@ -59,6 +61,8 @@ def run_demo(argv: list[str]) -> int:
 
 PATIENTS = 60
 TUMOUR = (0.02, 0.05)
+MOST_PATIENTS = 1000
+"""Up to which the least number is looked for."""
 
 
 def _run(step: list[str], run: Path) -> int:
@@ -78,6 +82,31 @@ def _run(step: list[str], run: Path) -> int:
     code = main(["wsi", *step])
     sys.stdout.write(f"({time.perf_counter() - start:.0f} s)\n")
     return code
+
+
+def _check_parts(options: argparse.Namespace) -> None:
+    """Refuse a cohort without slides of both labels in each part, before anything is made.
+
+    Raises:
+        UserError: too few patients; says how many are enough.
+    """
+    if _full_parts(options):
+        return
+    asked, least = options.patients, options.patients
+    while least < MOST_PATIENTS and not _full_parts(options):
+        least += 1
+        options.patients = least
+    raise UserError(
+        f"--patients {asked}: train, val and test would not all have slides of both labels. With "
+        f"--sites {options.sites} the demo needs --patients {least} or more."
+    )
+
+
+def _full_parts(options: argparse.Namespace) -> bool:
+    from isoattn.wsi.synthetic.plan import plan_cohort
+
+    plans = plan_cohort(cohort_options(options))
+    return len({(plan.record.split, plan.record.label) for plan in plans}) == 6
 
 
 def _cohort_argv(options: object) -> list[str]:

@@ -245,6 +245,12 @@ def say_heat_maps(maps: HeatMaps, rows: Sequence[Row]) -> None:
         out.write(f"mean of {len(scored)} slides with something to find: {shown}\n")
     if maps.threshold is not None and scored:
         out.write(f"threshold {maps.threshold:.3g} ({maps.threshold_from})\n")
+    bare = [row["slide"] for row in rows if row["slide"] not in maps.truths.slides]
+    if bare and maps.truths.made is None:
+        out.write(
+            f"{len(bare)} of {len(rows)} drawn without a slide, such as {bare[0]}: give the folder "
+            "with --slides\n"
+        )
     out.write(f"written {maps.folder}: ID.png, ID.geojson, ID.csv, heatmaps.csv, result.json\n")
 
 

@@ -86,14 +86,17 @@ def list_tiles(task: tuple[Path, Path, float | None, Any, Any]) -> Listed:
     from isoattn.wsi.slides import Slide, SlideError, find_tissue, save_overlay, tile_slide
 
     path, folder, override, tiling, options = task
+    tissue = grid = None
     with Slide(path, mpp_override=override) as slide:
         try:
             tissue = find_tissue(slide, options)
             grid = tile_slide(slide, tissue, tiling)
+            write_coords(folder / "patches" / f"{slide.name}_patches.h5", slide, grid)
         except (SlideError, OSError) as error:
             return Listed(slide.name, error=str(error))
-        write_coords(folder / "patches" / f"{slide.name}_patches.h5", slide, grid)
-        save_overlay(folder / "overlays" / f"{slide.name}.png", tissue, grid)
+        finally:
+            if tissue is not None:  # a slide that fails is the one whose picture is needed
+                save_overlay(folder / "overlays" / f"{slide.name}.png", tissue, grid)
         return Listed(slide.name, len(grid))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+ID = "slide_id"
 SHOWN = 5
 """Names that a message lists."""
 
@@ -34,7 +35,7 @@ class LabelTable:
 def read_labels(
     path: str | Path,
     *,
-    id_column: str = "slide_id",
+    id_column: str = ID,
     label_column: str = "label",
     patient_column: str | None = None,
     site_column: str | None = None,
@@ -44,7 +45,8 @@ def read_labels(
 
     Args:
         path: of the file.
-        id_column: each id once.
+        id_column: each id once. A table without ``slide_id`` may call it ``slide``, as those do
+            that ``isoattn wsi predict`` writes.
         label_column: class names.
         patient_column: slides of one patient stay in one part of a split.
         site_column: where a slide comes from.
@@ -56,6 +58,8 @@ def read_labels(
     """
     path = Path(path)
     header, rows = read_table(path)
+    if id_column == ID and ID not in header and "slide" in header:
+        id_column = "slide"
     columns = {
         "id": id_column,
         "label": label_column,

@@ -18,6 +18,7 @@ from isoattn.wsi.features.formats import stored_hash, write_coords, write_featur
 from isoattn.wsi.features.tile_dataset import DAMAGED, OK, TileDataset, tile_loader
 from isoattn.wsi.slides import (
     DamagedSlide,
+    NoTissue,
     Slide,
     TileGrid,
     find_tissue,
@@ -83,11 +84,16 @@ def extract_slide(
     if stored_hash(path) == config_hash:
         return SlideOutcome(slide.name, str(slide.path), "skipped", str(path))
     tissue = find_tissue(slide, options.tissue)
-    grid = tile_slide(slide, tissue, options.tiling)
+    picture = folder / "overlays" / f"{slide.name}.png"
+    try:
+        grid = tile_slide(slide, tissue, options.tiling)
+    except NoTissue:
+        if options.overlay:
+            save_overlay(picture, tissue)
+        raise
     write_coords(folder / "patches" / f"{slide.name}_patches.h5", slide, grid)
     status = np.zeros(len(grid), dtype=np.uint8)
     coverage = np.zeros(len(grid), dtype=np.float32)
-    picture = folder / "overlays" / f"{slide.name}.png"
     try:
         tiles = write_features(
             path,

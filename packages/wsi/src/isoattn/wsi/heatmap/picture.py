@@ -33,6 +33,7 @@ def save_heat_map(
     scale: Scale = "auto",
     truth_HW: NDArray[np.bool_] | None = None,
     caption: str = "",
+    beside: bool = True,
 ) -> None:
     """Write a PNG with two panels: the slide, and the slide under its scores.
 
@@ -44,6 +45,7 @@ def save_heat_map(
         scale: of the colours.
         truth_HW: mask of the whole slide at any resolution; outlined in both panels.
         caption: a line below the slide's name.
+        beside: the slide too; without, only the panel with the scores.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -51,14 +53,17 @@ def save_heat_map(
     height, width = pixels_HW3.shape[:2]
     values, label = _scaled(scores, scale)
     panel = 5.0
-    figure = Figure((2 * panel * min(1.6, width / height) + 1.2, panel + 0.8), layout="constrained")
+    panels = 2 if beside else 1
+    across = max(panels * panel * min(1.6, width / height), panel) + 1.2
+    figure = Figure((across, panel + 0.8), layout="constrained")
     FigureCanvasAgg(figure)
-    plain, heat = figure.subplots(1, 2)
+    *plain, heat = figure.subplots(1, panels, squeeze=False)[0]
     drawn = score_map(values, (height, width), downsample)
-    plain.imshow(pixels_HW3)
+    for axes in plain:
+        axes.imshow(pixels_HW3)
     heat.imshow(_faded(pixels_HW3))
     image = heat.imshow(drawn, alpha=OPACITY, interpolation="nearest", **_colours(values, scale))
-    for axes in (plain, heat):
+    for axes in (*plain, heat):
         if truth_HW is not None and truth_HW.any():
             _outline(axes, truth_HW, (height, width))
         axes.set_axis_off()

@@ -34,7 +34,7 @@ def write_heat_map(
 
     Args:
         folder: to write to.
-        slide: whose tiles they are; needs no mpp. ``None``: the picture has a white ground.
+        slide: whose tiles they are; needs no mpp. ``None``: the scores alone, on white.
         scores: of the tiles.
         truth_HW: mask of the whole slide, of any resolution.
         threshold: declared beforehand; for IoU, and for classes in QuPath.
@@ -63,6 +63,7 @@ def write_heat_map(
         scale=scale,
         truth_HW=truth_HW,
         caption=", ".join(part for part in (heading, _caption(found)) if part),
+        beside=slide is not None,
     )
     objects = tiles_to_geojson(scores, threshold=threshold, origin=_origin(slide))
     save_geojson(folder / f"{scores.slide}.geojson", objects)

@@ -199,9 +199,12 @@ class TransMIL(BagNetwork):
         """Weights of the class token in the last layer, the mean over heads: (n,), tile by tile.
 
         Signed for attentions with negative weights, such as Nystrom; what goes to itself and to
-        zero tokens in front is left out, and a repeated tile has the sum of its two weights.
+        zero tokens in front is left out. A tile that fills up the square has the mean of its two
+        weights: their sum would mark the first tiles of each file, whatever is on them.
         """
-        return self.class_rows(features_nI, cells_n2).tiles.mean(0)
+        weights_n = self.class_rows(features_nI, cells_n2).tiles.mean(0)
+        twice = repeats(len(weights_n)) if self.ppeg_kind == "square" else 0
+        return torch.cat([weights_n[:twice] / 2, weights_n[twice:]])
 
     def tile_weights(self, features_nI: Tensor, cells_n2: Tensor | None = None) -> Tensor:
         """:meth:`cls_attention`."""

@@ -93,6 +93,12 @@ def tile_slide(slide: Slide, tissue: Tissue, options: TilingOptions) -> TileGrid
     kept = (share >= options.min_tissue) & (share > 0)
     kept &= (coverage >= options.min_coverage) & (coverage > 0)
     if not kept.any():
+        if side > max(width, height):
+            raise NoTissue(
+                f"No tile of {slide.path} is kept: a tile of {options.size} pixels at "
+                f"{options.mpp:g} mpp is {side:g} level-0 pixels to a side, the whole slide is "
+                f"{width} x {height}. Take smaller tiles, or a smaller mpp."
+            )
         raise NoTissue(
             f"No tile of {slide.path} is kept: {tissue.share:.2%} of the slide is tissue "
             f"(saturation above {tissue.threshold:.3f}), {tissue.artefacts:.2%} pen or debris; the "
