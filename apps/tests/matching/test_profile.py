@@ -32,7 +32,10 @@ def test_where_one_crosses_another():
     assert crossed["transformer"].tokens == pytest.approx(400)
     assert crossed["whole"].between is not None
     text = lines(costs)
-    assert text[-1].startswith("Linear is cheaper than Softmax from 400 cells on")
+    assert text[-2] == "Linear against Softmax, transformer: cheaper from 400 cells on"
+    dear = [replace(cost, transformer=9.0 * cost.transformer) for cost in costs[1::2]]
+    text = lines([*costs[::2], *dear])
+    assert text[-1] == "Linear against Softmax, whole matcher: not cheaper up to 1,600 cells"
 
 
 def test_the_command(isoattn):

@@ -42,6 +42,7 @@ STUDY = {
         }
     },
     "swaps": ["Softmax", "Linear"],
+    "fine_tune": {"rate": 0.5, "overrides": {"trainer.max_epochs": 2}},
     "metric": {"name": "average_precision_1cell"},
     "search": {"values": [0.01], "seeds": []},
     "confirm_seeds": [0],
@@ -70,9 +71,14 @@ def test_a_study_swaps_one_place_at_a_time(tmp_path, monkeypatch):
         metrics = cell["metrics"]
         assert cell["replaced_by"] == "Mean"
         assert "test/average_precision_1cell@Softmax" in metrics, level
-        groups = (folder / "cells" / cell["cell"] / "strata.csv").read_text().splitlines()
-        assert groups[0].startswith("stratum,group,pairs,matches")
-        assert {line.split(",")[0] for line in groups[1:]} >= {"rotation", "texture"}
+        assert cell["strata"].keys() >= {"rotation", "texture"}
+        assert sum(group["items"] for group in cell["strata"]["texture"].values()) == 6
+        for arm in ("Linear", "Softmax"):  # trained on with its own, and with the other
+            assert "test/average_precision_1cell@" + arm + "+tuned" in metrics
+        config = folder / "cells" / cell["cell"] / "tuned" / "Softmax" / "cell.yaml"
+        tuned = yaml.safe_load(config.read_text())
+        assert tuned["model"]["attention"]["class_path"].endswith("Softmax")
+        assert tuned["trainer"]["max_epochs"] == 2
     # One matcher at both levels; with Mean in its self or in its cross layers it is not.
     first, second = (c["metrics"] for c in cells if c["arm"] == "Softmax")
     name = "test/average_precision_1cell"
@@ -81,6 +87,7 @@ def test_a_study_swaps_one_place_at_a_time(tmp_path, monkeypatch):
     assert first[f"{name}@Linear"] != second[f"{name}@Linear"]
     report = next(folder.glob("report.md")).read_text()
     assert "swapped=cross" in report
+    assert "## By stratum" in report and "trained on with Linear" in report
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ class Cell:
         config: the complete config of the run.
         swaps: arm -> ``{class_path, init_args}`` of the attentions that are put in its place at
             test time. No part of what is trained, and so none of the id.
+        fine_tune: how the finished run is trained further with each of them; likewise.
     """
 
     arm: str
@@ -47,6 +48,7 @@ class Cell:
     stage: Literal["search", "confirm"]
     config: dict[str, Any]
     swaps: dict[str, dict[str, Any]] = field(default_factory=dict)
+    fine_tune: dict[str, Any] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -88,7 +90,10 @@ def make_cell(
     set_dotted(config, study.search.key, learning_rate)
     for key in ("seed_everything", *study.with_seed):
         set_dotted(config, key, seed)
-    return Cell(arm, levels, learning_rate, seed, stage, config, swaps or {})
+    how: dict[str, Any] = {}
+    if swaps and study.fine_tune is not None:
+        how = {**dataclasses.asdict(study.fine_tune), "key": study.search.key}
+    return Cell(arm, levels, learning_rate, seed, stage, config, swaps or {}, how)
 
 
 def has_dotted(config: dict[str, Any], key: str) -> bool:
@@ -129,6 +134,7 @@ def write_cell(cell: Cell, folder: Path) -> None:
         "seed": cell.seed,
         "stage": cell.stage,
         **({"swaps": cell.swaps} if cell.swaps else {}),
+        **({"fine_tune": cell.fine_tune} if cell.fine_tune else {}),
     }
     for name, text in (
         ("cell.yaml", yaml.safe_dump(cell.config, sort_keys=False)),

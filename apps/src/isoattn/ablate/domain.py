@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from isoattn.ablate.records import ArmCost
+from isoattn.ablate.records import ArmCost, Strata
 from isoattn.ablate.study import StudyError
 
 
@@ -33,11 +33,13 @@ class Scores:
         metrics: ``val/...``, and for confirmation runs ``test/...`` and ``test/..._replaced``.
         replaced_by: the attention used for ``*_replaced``, None where the question does not arise.
         predictions: npz beside the record, or None.
+        strata: test scores by stratum and group, where the domain has such.
     """
 
     metrics: dict[str, float]
     replaced_by: str | None
     predictions: Path | None
+    strata: Strata = field(default_factory=dict)
 
 
 class StudyApp(Protocol):

@@ -68,12 +68,11 @@ class Speaker:
 
 def cell_line(result: CellResult) -> str:
     """A cell that is over, in a line."""
-    swapped = tuple(f"@{arm}" for arm in result.swapped)
     metrics = "  ".join(
         f"{name} {value:.4f}"
         for name, value in result.metrics.items()
         if name.count("/") == 1 and "balanced" not in name and "loss" not in name
-        if not name.endswith(swapped)
+        if not name.endswith(result.of_swaps)
     )
     error = " ".join(result.error.split())
     status = metrics if result.status == "done" else f"{result.status}: {error[:80]}"

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+Strata = dict[str, dict[str, dict[str, float]]]
+"""Stratum -> group -> score -> value."""
+
 
 @dataclass(frozen=True)
 class CellResult:
@@ -35,6 +38,9 @@ class CellResult:
         folder: the run folder.
         swapped: arm -> ``{class_path, init_args}`` of each attention that was put in place of its
             own at test time; scored as ``test/accuracy@ARM``.
+        tuned: how it was trained further with each of them and with its own attention; scored as
+            ``test/accuracy@ARM+tuned``. Empty: it was not.
+        strata: stratum -> group -> test scores of the items in it, ``items`` among them: how many.
     """
 
     cell: str
@@ -57,10 +63,21 @@ class CellResult:
     error: str = ""
     folder: Path | None = None
     swapped: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tuned: dict[str, Any] = field(default_factory=dict)
+    strata: Strata = field(default_factory=dict)
 
     def scored_with(self, metric: str, arm: str) -> float | None:
         """The test metric with another arm's attention in place, None where it has none."""
         return self.metrics.get(f"test/{metric}@{arm}") if arm in self.swapped else None
+
+    def tuned_with(self, metric: str, arm: str) -> float | None:
+        """The test metric after training on with an arm's attention, None where it has none."""
+        return self.metrics.get(f"test/{metric}@{arm}+tuned") if self.tuned else None
+
+    @property
+    def of_swaps(self) -> tuple[str, ...]:
+        """How the names of metrics end that belong to another attention or to further training."""
+        return (*(f"@{arm}" for arm in self.swapped), "+tuned")
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import median, stdev
 from typing import Any
 
 from isoattn.ablate.records import ArmCost, CellResult, StudyResults
 from isoattn.ablate.references import Beside, cells_of, references_beside
 from isoattn.ablate.selection import Choice, Runs, is_diverged
 from isoattn.ablate.statistics import PairedT
+from isoattn.ablate.strata import by_stratum
 from isoattn.ablate.study import Study, level_name
-from isoattn.ablate.swaps import swaps
+from isoattn.ablate.swaps import Swap, swaps
 from isoattn.ablate.verdict import Comparison, Usage
 
 Data = dict[str, Any]
@@ -106,12 +107,29 @@ def reference_rows(study: Study, results: StudyResults, runs: Runs) -> list[Data
 def swap_rows(study: Study, runs: Runs) -> list[Data]:
     """Every trained arm evaluated with every swapped attention."""
     return [
-        {
-            **{"trained": s.trained, "evaluated": s.evaluated, "level": s.level},
-            **{"own": _mean(s.own.values()), "swapped": _mean(s.swapped.values())},
-            **{"unscored": list(s.unscored), "difference": t_row(s.t)},
-        }
+        {**_swap(s), **({} if s.tuned is None else {"tuned": _swap(s.tuned)})}
         for s in swaps(study, runs)
+    ]
+
+
+def _swap(s: Swap) -> Data:
+    return {
+        **{"trained": s.trained, "evaluated": s.evaluated, "level": s.level},
+        **{"own": _mean(s.own.values()), "swapped": _mean(s.swapped.values())},
+        **{"unscored": list(s.unscored), "difference": t_row(s.t)},
+    }
+
+
+def stratum_rows(study: Study, runs: Runs) -> list[Data]:
+    """Every group of test items under every arm."""
+    return [
+        {
+            **{"stratum": g.stratum, "group": g.group, "arm": g.arm, "level": g.level},
+            **{"items": g.items, "n": len(g.values), "values": g.values},
+            **{"mean": _mean(g.values.values()), "sd": _sd(g.values.values())},
+            "difference": t_row(g.t),
+        }
+        for g in by_stratum(study, runs)
     ]
 
 
@@ -150,6 +168,11 @@ def _cost(costs: Sequence[ArmCost], row: Beside) -> Data:
         "peak_mib": measured[0].peak_mib if measured else None,
         "median_seconds": median(seconds) if seconds else None,
     }
+
+
+def _sd(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return stdev(found) if len(found) > 1 else None
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -29,6 +29,7 @@ from isoattn.ablate.study_parts import (
 
 __all__ = [
     "CostSection",
+    "FineTune",
     "Metric",
     "Search",
     "Study",
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*\Z")
-_LATER = ("references", "reference_levels", "swaps", "with_seed")
+_LATER = ("references", "reference_levels", "swaps", "with_seed", "fine_tune")
 """Parts that studies did not always have: left out where empty, so that old hashes stay."""
 
 
@@ -106,6 +107,19 @@ class CostSection:
 
 
 @dataclass(frozen=True)
+class FineTune:
+    """How a finished run is trained further with each of the swaps in its place (P10).
+
+    Args:
+        overrides: dotted option -> value, on top of the run's own; says how long.
+        rate: of the arm's own learning rate.
+    """
+
+    overrides: dict[str, Any]
+    rate: float = 0.1
+
+
+@dataclass(frozen=True)
 class Study:
     """A resolved study.
 
@@ -133,6 +147,8 @@ class Study:
         reference_levels: name -> factor -> the one level at which a reference runs, for factors
             that mean nothing to it; else it runs in every level set.
         swaps: arms whose attention is put into every trained arm at test time (P10).
+        fine_tune: each finished run is also trained a little further with each of the swaps in its
+            place, and with its own attention.
         with_seed: dotted options that take the number of the seed in each cell, such as the index
             of a split or the fold, so that seeds differ in the data too. Pairs still share them.
     """
@@ -157,6 +173,7 @@ class Study:
     reference_levels: dict[str, dict[str, str]] = field(default_factory=dict)
     swaps: tuple[str, ...] = ()
     with_seed: tuple[str, ...] = ()
+    fine_tune: FineTune | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, every default filled in: what is registered and hashed."""
@@ -197,6 +214,7 @@ class Study:
             references={},
             reference_levels={},
             swaps=(),
+            fine_tune=None,
         )
 
     def beside(self, name: str, levels: dict[str, str]) -> dict[str, str]:
@@ -243,6 +261,7 @@ def study_from_dict(raw: dict[str, Any], *, where: str) -> Study:
     raw["factors"] = as_factors(raw.get("factors") or {}, where)
     raw["cost"] = _cost(raw.get("cost"), raw["arms"], str(raw.get("baseline")), where)
     _read_beside(raw, keep_references, where)
+    raw["fine_tune"] = _fine_tune(raw.get("fine_tune"), f"{where}: fine_tune")
     raw["swaps"] = list(only(raw.get("swaps") or [], raw["arms"], f"{where}: swaps"))
     if keep is not None:
         raw["arms"] = only(keep, raw["arms"], f"{where}: only_arms")
@@ -289,6 +308,8 @@ def _validate(study: Study, where: str) -> None:
             )
     _validate_seeds(study, where)
     _validate_search(study.search, study.claim, where)
+    if study.fine_tune and not study.swaps:
+        raise StudyError(f"{where}: fine_tune trains with the swaps, of which there are none")
     options = [study.overrides, *(o for levels in study.factors.values() for o in levels.values())]
     options += study.references.values()
     if any(study.search.key in each for each in options):
@@ -328,6 +349,18 @@ def _validate_search(search: Search, claim: bool, where: str) -> None:
         raise StudyError(f"{where}: search.values has several rates but search.seeds is empty")
     if claim and 1 < len(values) < 5:
         raise StudyError(f"{where}: a claim needs at least five learning rates (or claim: false)")
+
+
+def _fine_tune(raw: Any, where: str) -> FineTune | None:
+    if raw is None:
+        return None
+    tune: FineTune = build(FineTune, raw, where)
+    if not as_options(tune.overrides, f"{where}: overrides") or tune.rate <= 0:
+        raise StudyError(
+            f"{where} needs a rate above 0 and overrides that say how long it trains, like "
+            "{trainer.max_epochs: 1}"
+        )
+    return tune
 
 
 def _cost(raw: Any, arms: dict[str, Any], baseline: str, where: str) -> CostSection | None:

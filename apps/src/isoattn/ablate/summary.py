@@ -31,6 +31,7 @@ from isoattn.ablate.rows import (
     compared_row,
     known_rate,
     reference_rows,
+    stratum_rows,
     swap_rows,
     t_row,
     usage_row,
@@ -76,6 +77,7 @@ def summarise(study: Study, results: StudyResults) -> Data:
             "curves": _curves(study, cells, choices, runs),
             "usage": [usage_row(usage) for usage in verdicts.usages],
             "swaps": swap_rows(study, runs),
+            "strata": stratum_rows(study, runs),
             "gauges": [
                 {"arm": g.arm, "level": g.level, "without": g.without, **vars(g.t)}
                 for g in verdicts.gauges

@@ -23,6 +23,8 @@ class Swap:
         swapped: seed -> test metric with the other attention.
         unscored: seeds of finished runs without a finite score.
         t: of swapped minus own over the seeds that have both, None without one.
+        tuned: the same, both trained on for as long: own is with its own attention. None where the
+            study does not train on, or no run has both scores.
     """
 
     trained: str
@@ -32,6 +34,7 @@ class Swap:
     swapped: dict[int, float]
     unscored: tuple[int, ...]
     t: PairedT | None
+    tuned: Swap | None = None
 
 
 def swaps(study: Study, runs: Runs) -> list[Swap]:
@@ -57,6 +60,24 @@ def _swap(study: Study, runs: Runs, trained: str, evaluated: str, level: str) ->
             own[seed], swapped[seed] = pair
     differences = [swapped[seed] - own[seed] for seed in own]
     t = paired_t(differences) if differences else None
+    tuned = _tuned(study, runs, trained, evaluated, level) if study.fine_tune else None
+    return Swap(trained, evaluated, level, own, swapped, tuple(unscored), t, tuned)
+
+
+def _tuned(study: Study, runs: Runs, trained: str, evaluated: str, level: str) -> Swap | None:
+    own, swapped, unscored = {}, {}, []
+    for seed, cell in runs.get((trained, level), {}).items():
+        if cell.status != "done":
+            continue
+        pair = (cell.tuned_with(study.metric.name, arm) for arm in (trained, evaluated))
+        before, after = pair
+        if before is None or after is None or not math.isfinite(before + after):
+            unscored.append(seed)
+        else:
+            own[seed], swapped[seed] = before, after
+    if not own:
+        return None
+    t = paired_t([swapped[seed] - own[seed] for seed in own])
     return Swap(trained, evaluated, level, own, swapped, tuple(unscored), t)
 
 

@@ -13,12 +13,14 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from isoattn.ablate.cells import attempts, crashes, note, read_record, write_record
 from isoattn.ablate.domain import Scores, study_app
-from isoattn.ablate.records import CellResult
+from isoattn.ablate.fine_tune import fine_tuned
+from isoattn.ablate.records import CellResult, Strata
 from isoattn.apps.base.checkpoints import last_good
 from isoattn.apps.base.files import read_json
 from isoattn.apps.base.metrics_log import read_metrics
@@ -122,7 +124,13 @@ def _train_and_record(
             control=plan["arm"] in controls,
             swaps=plan.get("swaps", {}),
         )
-        write_record(_record(plan, outcome, folder, "done", scores), folder)
+        record = _record(plan, outcome, folder, "done", scores)
+        if plan.get("fine_tune") and plan["stage"] == "confirm" and record.status == "done":
+            modules = [option for option in options if option.startswith("--import=")]
+            tuned = fine_tuned(app, plan, folder, modules)
+            metrics = {**record.metrics, **tuned}
+            record = replace(record, metrics=metrics, tuned=plan["fine_tune"])
+        write_record(record, folder)
     elif outcome.get("status") == "diverged":
         write_record(_record(plan, outcome, folder, "diverged", None), folder)
     else:
@@ -177,7 +185,19 @@ def _record(
         error=outcome.get("error", ""),
         folder=folder,
         swapped=swapped,
+        strata=_finite(scores.strata) if scores else {},
     )
+
+
+def _finite(strata: Strata) -> Strata:
+    """Without scores that are no number: a group may have no match to judge."""
+    return {
+        stratum: {
+            group: {name: value for name, value in found.items() if math.isfinite(value)}
+            for group, found in groups.items()
+        }
+        for stratum, groups in strata.items()
+    }
 
 
 def failed_record(folder: Path) -> CellResult:

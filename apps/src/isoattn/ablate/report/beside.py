@@ -81,9 +81,30 @@ def swaps(summary: Data, scale: Scale) -> list[Block]:
             "unswapped network with its 95 % t interval over seeds.",
         )
     )
+    blocks += _tuned(summary, scale)
     if notes := [note for row in rows for note in _unscored(row)]:
         blocks.append(Bullets(tuple(notes), "note"))
     return blocks
+
+
+def _tuned(summary: Data, scale: Scale) -> list[Block]:
+    """The same swaps after a little further training; nothing where the study asks for none."""
+    rows = [row["tuned"] for row in summary["swaps"] if "tuned" in row]
+    how = summary["study"].get("fine_tune")
+    if not rows or not how:
+        return []
+    columns = summary["study"]["swaps"]
+    options = ", ".join(f"{key}={value}" for key, value in how["overrides"].items())
+    return [
+        table(
+            ("<trained with", f"trained on with its own, {scale.unit}")
+            + tuple(f"trained on with {arm}" for arm in columns),
+            [(group, _swap_cells(mine, columns, scale)) for group, mine in _by_arm(rows)],
+            f"The same, each trained on from the same weights ({options}) at {how['rate']:g} of "
+            "the arm's own rate; in brackets the difference to training on with its own attention "
+            "for as long.",
+        )
+    ]
 
 
 def swap_sentence(summary: Data, scale: Scale) -> str:

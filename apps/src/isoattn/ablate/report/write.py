@@ -8,7 +8,7 @@ from typing import Any
 
 from isoattn.ablate.cost_records import CostTable, read_costs
 from isoattn.ablate.records import StudyResults
-from isoattn.ablate.report import ReportPaths, appendix, beside, sections, style
+from isoattn.ablate.report import ReportPaths, appendix, beside, sections, strata, style
 from isoattn.ablate.report.blocks import Block, Chart
 from isoattn.ablate.report.cost_over_size import cost_over_size
 from isoattn.ablate.report.files import cells_csv, write_atomic
@@ -47,6 +47,7 @@ def compose(
         *beside.references(summary, scale),
         *sections.attention_used(summary, scale),
         *beside.swaps(summary, scale),
+        *strata.strata(summary, scale),
         *sections.learning_rates(summary, scale),
         *sections.learning_curves(summary, scale),
         *sections.factors(summary, scale),

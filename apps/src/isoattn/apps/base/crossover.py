@@ -21,6 +21,14 @@ class Crossover:
     text: str
     between: tuple[int, int] | None = None
 
+    def sentence(self, unit: str) -> str:
+        """``cheaper from 1,234 cells on``, or at all sizes, or at none."""
+        if self.text.startswith("<"):
+            return f"cheaper at all sizes, from {self.text[2:]} {unit} on"
+        if self.text.startswith(">"):
+            return f"not cheaper up to {self.text[2:]} {unit}"
+        return "not measured" if self.text == "-" else f"cheaper from {self.text} {unit} on"
+
 
 def crossover(sizes: Sequence[int], ratios: Sequence[float], *, level: float = 0.0) -> Crossover:
     """Interpolate a ratio of costs to 1, both axes logarithmic.

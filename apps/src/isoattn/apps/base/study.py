@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -21,7 +21,7 @@ import yaml
 from torch import Tensor, nn
 
 from isoattn.ablate.domain import Scores, Weights
-from isoattn.ablate.records import ArmCost
+from isoattn.ablate.records import ArmCost, Strata
 from isoattn.ablate.worker import end_with_parent
 from isoattn.apps.base.arguments import Arguments
 from isoattn.apps.base.class_paths import own_modules
@@ -54,12 +54,14 @@ class ItemScores:
         metrics: name -> value.
         index, label, predicted: int64 (items,), for comparisons item by item; None where an item
             is not right or wrong as a whole.
+        strata: stratum -> group -> scores of the items in it, ``items`` among them: how many.
     """
 
     metrics: dict[str, float]
     index: Tensor | None = None
     label: Tensor | None = None
     predicted: Tensor | None = None
+    strata: Strata = field(default_factory=dict)
 
     @classmethod
     def of_classes(cls, index: Tensor, label: Tensor, predicted: Tensor) -> ItemScores:
@@ -182,10 +184,10 @@ class AppStudy(ABC):
         metrics |= self._swapped(app, swaps)
         replacement = None if control else replacement_of(model.hparams["attention"])
         if replacement is None:
-            return Scores(metrics, None, predictions)
+            return Scores(metrics, None, predictions, plain.strata)
         with replaced_attention(model, replacement, self.swapped_layers(model)):
             metrics |= _named("test", self.evaluate(model, data, "test").metrics, "_replaced")
-        return Scores(metrics, _leaf(attention_spec(replacement)), predictions)
+        return Scores(metrics, _leaf(attention_spec(replacement)), predictions, plain.strata)
 
     def swapped_scores(
         self, config: dict[str, Any], folder: Path, swaps: Mapping[str, dict[str, Any]]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from isoattn.ablate.records import Strata
 from isoattn.apps.base.class_tables import write_csv
 from isoattn.apps.base.errors import UserError
 from isoattn.apps.base.files import write_json
@@ -14,9 +15,6 @@ from isoattn.matching.files import MatchWriter
 from isoattn.matching.metrics import STRATUM_EDGES, MatchScore, PairScore
 
 H5 = (".h5", ".hdf5")
-
-Strata = dict[str, dict[str, dict[str, float]]]
-"""Stratum -> group -> score -> value."""
 
 
 def write_test_outputs(folder: Path, score: MatchScore, facts: Mapping[str, Any]) -> list[str]:
@@ -41,15 +39,21 @@ def write_test_outputs(folder: Path, score: MatchScore, facts: Mapping[str, Any]
 
 
 def strata(score: MatchScore) -> Strata:
-    """Stratum -> group -> scores, of every stratum that the pairs have."""
-    found = {name: score.by_stratum(name, edges) for name, edges in _edges(score.rows).items()}
-    return {name: groups for name, groups in found.items() if groups}
+    """Stratum -> group -> scores, of every stratum that the pairs have; ``items``: pairs."""
+    found: Strata = {}
+    for name, edges in _edges(score.rows).items():
+        groups = score.by_stratum(name, edges)
+        if groups:
+            found[name] = {
+                group: {"items": scores["pairs"], **scores} for group, scores in groups.items()
+            }
+    return found
 
 
 def write_strata(file: Path, found: Strata) -> None:
     """Write a row a group: stratum, group, and its scores."""
     rows = [(s, group, scores) for s, groups in found.items() for group, scores in groups.items()]
-    names = list(dict.fromkeys(name for _, _, scores in rows for name in scores))
+    names = [n for n in dict.fromkeys(k for _, _, scores in rows for k in scores) if n != "items"]
     table = [(s, group, *(_number(scores.get(n)) for n in names)) for s, group, scores in rows]
     write_csv(file, ("stratum", "group", *names), table)
 

@@ -71,10 +71,10 @@ def lines(costs: list[ModuleCost]) -> list[str]:
     )
     for label in labels[1:]:
         crossed = crossings(costs, label, labels[0])
-        found.append(
-            f"{label} is cheaper than {labels[0]} from {crossed['transformer'].text} cells on in "
-            f"the transformer, from {crossed['whole'].text} in the whole matcher"
-        )
+        found += [
+            f"{label} against {labels[0]}, {part}: {crossed[key].sentence('cells')}"
+            for key, part in (("transformer", "transformer"), ("whole", "whole matcher"))
+        ]
     return found
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -13,30 +11,13 @@ from torch import Tensor
 from isoattn.apps.base.cli import AppCLI
 from isoattn.apps.base.study import AppStudy, ItemScores
 from isoattn.apps.matching.app import MatchingCLI
-from isoattn.apps.matching.outputs import Strata, strata, write_strata
+from isoattn.apps.matching.outputs import strata
 from isoattn.core import Attention, Shape
 from isoattn.matching import layers_at
 from isoattn.matching.data.batch import PairBatch
 from isoattn.matching.metrics import MatchScore
 from isoattn.matching.models import attention_calls, count_flops
 from isoattn.matching.models.swap import PLACES
-
-
-@dataclass(frozen=True)
-class PairScores(ItemScores):
-    """Scores over pairs, which are not right or wrong as a whole, and those of their strata.
-
-    Args:
-        strata: stratum -> group -> scores.
-    """
-
-    strata: Strata = field(default_factory=dict)
-
-    def save(self, file: Path) -> Path | None:
-        """Write ``strata.csv`` beside; there are no predictions to compare one by one."""
-        if self.strata:
-            write_strata(file.with_name("strata.csv"), self.strata)
-        return None
 
 
 class MatchingStudy(AppStudy):
@@ -65,7 +46,7 @@ class MatchingStudy(AppStudy):
             model.score_batch(batch, score)
         found = score.compute()
         kept = {name: found[name] for name in ("matches", *self.metrics) if name in found}
-        return PairScores(kept, strata=strata(score))
+        return ItemScores(kept, strata=strata(score))
 
     def swapped_layers(self, model: Any) -> Sequence[int] | None:
         """Of the places that take the arm's attention; None: all."""
