@@ -88,6 +88,14 @@ def test_what_a_run_records(bag_run):
     assert "val/auc" in kept["metrics"]
 
 
+def test_a_finished_run_says_that_there_is_nothing_to_train(isoattn, bag_run):
+    copy = shutil.copytree(bag_run, "wsi/a")
+    again = isoattn("fit", f"--ckpt_path={copy}/checkpoints/last.ckpt", "--tracker=none")
+    assert again.code == 0, again.err
+    assert "nothing left to train: the run has had its 2 epochs" in again.out
+    assert result(copy)["epochs"] == 2
+
+
 def test_validate_test_and_predict_agree(isoattn, bag_run):
     best = bag_run / "checkpoints" / "best.ckpt"
     done = isoattn("validate", f"--ckpt_path={best}")

@@ -364,11 +364,12 @@ class AppCLI(LightningCLI):
         """Load initial weights, or make room in the metrics for what a resume makes again."""
         self.initialise()
         self._started = time.perf_counter()
+        self._step_before: int | None = None
         if self.arguments.checkpoint is not None:
             if self.arguments.checkpoint.parent.resolve() == self.run.checkpoints.resolve():
                 select_again(self.arguments.checkpoint)
-            step = int(read_checkpoint(self.arguments.checkpoint)["global_step"])
-            self.metrics_log.keep_before(step)
+            self._step_before = int(read_checkpoint(self.arguments.checkpoint)["global_step"])
+            self.metrics_log.keep_before(self._step_before)
 
     def kept(self) -> dict[str, Any]:
         """Plain data that an app keeps in its checkpoints beside the config."""
@@ -411,6 +412,12 @@ class AppCLI(LightningCLI):
     def report(self) -> None:
         """Say what the run came to and what to do next."""
         kept = self.checkpoints
+        if self.trainer.global_step == self._step_before:
+            say(
+                f"nothing left to train: the run has had its {self.trainer.current_epoch} epochs. "
+                f"On from its weights: isoattn {self.app} fit --init_from "
+                f"{self.arguments.checkpoint}"
+            )
         if kept.best_epoch is None:
             every = self.full_config.get("trainer", {}).get("check_val_every_n_epoch") or 1
             say(

@@ -63,10 +63,12 @@ class EpochLines(Callback):
 
     def _print(self, trainer: L.Trainer, epochs: int) -> None:
         metrics = trainer.callback_metrics
+        every = trainer.check_val_every_n_epoch
+        validated = every is None or epochs % every == 0  # else the numbers are of an earlier epoch
         shown = [
             f"{name} {float(metrics[name]):.4f}"
             for name in ("train/loss", "val/loss", "val/accuracy", "val/roc_auc", "val/auc")
-            if name in metrics
+            if name in metrics and (validated or not name.startswith("val/"))
         ]
         self._printed = time.perf_counter()
         epoch = f"epoch {epochs}/{trainer.max_epochs}"
