@@ -23,6 +23,15 @@ def grey(path: Path) -> np.ndarray:
     return np.asarray(image).astype(int)
 
 
+def test_12_bits_in_a_file_of_16_are_not_black(tmp_path: Path) -> None:
+    Image.fromarray(RAMP >> 4).save(tmp_path / "twelve.png")
+    Image.fromarray(RAMP >> 3).save(tmp_path / "thirteen.png")  # dark, in 16 bits
+    twelve, thirteen = (
+        np.asarray(decode_grey(tmp_path / f"{n}.png")) for n in ("twelve", "thirteen")
+    )
+    assert (twelve.min(), twelve.max(), thirteen.max()) == (0, 255, 32)
+
+
 @pytest.mark.parametrize("suffix", ["png", "tiff", "pgm"])
 def test_16_bits_are_scaled_not_clipped(tmp_path, suffix):
     path = tmp_path / f"ramp.{suffix}"

@@ -208,7 +208,8 @@ class GraphCLI(AppCLI):
         folder, facts = self.test_folder(), self.test_facts()
         written = write_test_outputs(folder, self.model.test_outputs, self.datamodule.task, facts)
         say_metrics(facts["metrics"])
-        say(f"written {folder}: {', '.join(written)}")
+        nodes = sum(len(o["index"]) for o in self.model.test_outputs)
+        say(f"of {nodes:,} nodes; written {folder}: {', '.join(written)}")
 
     def predict(self, **kwargs: Any) -> None:
         """Predict all nodes of a graph into a table."""

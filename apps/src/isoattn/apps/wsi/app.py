@@ -177,7 +177,8 @@ class WsiCLI(AppCLI):
         folder, facts = self.test_folder(), self.test_facts()
         written = write_test_outputs(folder, self.model.test_outputs, self.model.class_names, facts)
         say_metrics(facts["metrics"])
-        say(f"written {folder}: {', '.join(written)}")
+        slides = sum(len(o["label"]) for o in self.model.test_outputs)
+        say(f"of {slides} slides; written {folder}: {', '.join(written)}")
 
     def predict(self, **kwargs: Any) -> None:
         """Predict bags into a table, a row a slide."""

@@ -2,7 +2,8 @@
 
 * Orientation from EXIF is applied.
 * Integer pixels of more than 8 bits are scaled by the bit depth, never clipped: in a 16-bit file
-  65535 is white (Pillow's own conversion makes nearly all of such a file white).
+  65535 is white (Pillow's own conversion makes nearly all of such a file white). Cameras and
+  microscopes put 12 bits into files of 16: where no pixel exceeds 4095, that is white.
 * Transparency is laid on white; palettes become colours before they become grey. Of a file of many
   pages the first counts.
 """
@@ -98,6 +99,8 @@ def _scale_integers(image: Image.Image) -> Image.Image:
     pixels = np.asarray(image).astype(np.int64)
     if pixels.min() < 0:
         raise _UnknownScale("has negative pixels, so its black and white are not known")
+    if bits == 16 and pixels.max() < 2**12:
+        bits = 12
     scaled = np.rint(pixels * (255.0 / (2**bits - 1))).clip(0, 255).astype(np.uint8)
     clear = image.info.get("transparency")
     if isinstance(clear, int):
