@@ -146,7 +146,7 @@ class MatchingCLI(AppCLI):
         written += draw_pairs(
             folder / "matches",
             self.model,
-            self.datamodule.dataset("test"),
+            self.datamodule.test_dataloader(),
             self._option("pictures"),
         )
         say_metrics(facts["metrics"])
@@ -170,9 +170,9 @@ class MatchingCLI(AppCLI):
         file = Path(self._option("output") or default)
         pairs, matches = write_predictions(file, outputs)
         say(f"{pairs} pairs, {matches} matches: {file} (hloc's layout), {file.with_suffix('.csv')}")
-        data = self.datamodule.predict_dataloader().dataset
+        loader = self.datamodule.predict_dataloader()
         drawn = draw_pairs(
-            file.with_suffix(""), self.model, data, self._option("pictures"), judge=False
+            file.with_suffix(""), self.model, loader, self._option("pictures"), judge=False
         )
         if drawn:
             say(f"drawn {file.with_suffix('')}: {_named(drawn)}")

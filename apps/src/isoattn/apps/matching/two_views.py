@@ -83,12 +83,13 @@ class TwoViews:
         names = [path.name for path in self.paths]
         sizes = " and ".join(f"{v.size[1]} x {v.size[0]}" for v in self.views)
         count = len(self.matches)
-        found = [f"{names[0]} | {names[1]}: {count} matches at {sizes}"]
+        found = [f"{names[0]} | {names[1]}: {count} match{plural(count)} at {sizes}"]
         found[0] += f" (confidence > {self.threshold:g})"
         if self.geometry is None:
             return [*found, "no geometry: too few matches agree. A lower --threshold gives more."]
         inliers = (
-            f"{int(self.geometry.inlier_K.sum())} of {count} matches within {self.ransac_px:g} px"
+            f"{int(self.geometry.inlier_K.sum())} of {count} match{plural(count)} within "
+            f"{self.ransac_px:g} px"
         )
         if self.geometry.kind == "homography":
             title = f"homography, pixels of {names[0]} -> pixels of {names[1]}; {inliers}"
@@ -229,6 +230,11 @@ def _pose(
 def _camera(values: Intrinsics) -> Tensor:
     fx, fy, cx, cy = values
     return torch.tensor([[fx, 0, cx], [0, fy, cy], [0, 0, 1]], dtype=torch.float64)
+
+
+def plural(count: int) -> str:
+    """The ending of ``matches``."""
+    return "" if count == 1 else "es"
 
 
 def _rows(matrix: Tensor) -> list[str]:
