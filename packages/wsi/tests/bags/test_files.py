@@ -144,6 +144,13 @@ def test_damaged_files_stop_the_load(folder, kind, words, write_h5):
         source(folder).load()
 
 
+def test_all_damaged_files_are_named_at_once(folder, write_h5):
+    damage(folder, "zero bytes", write_h5)
+    write_h5(folder / "features" / "001.h5", np.ones((0, 5), np.float32))
+    with pytest.raises(BagError, match=r"Bag '001' has no tiles.*\. 1 more cannot be used: 007"):
+        source(folder).load()
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

@@ -223,13 +223,25 @@ def _step(side: float | None, attributes: Mapping[str, Any]) -> float | None:
 
 
 def _opened(names: Sequence[str], files: Mapping[str, Path]) -> dict[str, Any]:
-    """Reader and number of features; every file is looked at."""
-    paths = [files[name] for name in names]
-    in_dim = FeatureReader(names, paths).shape(0)[1]
-    reader = FeatureReader(names, paths, in_dim)
-    for index in range(len(names)):
-        reader.shape(index)
-    return {"reader": reader, "in_dim": in_dim}
+    """Reader and number of features; every file is looked at.
+
+    Raises:
+        BagError: what is wrong with the first that cannot be used, and the names of the others.
+    """
+    reader = FeatureReader(names, [files[name] for name in names])
+    bad: dict[str, BagError] = {}
+    for index, name in enumerate(names):
+        try:
+            shape = reader.shape(index)
+        except BagError as error:
+            bad[name] = error
+        else:
+            reader.in_dim = reader.in_dim or shape[1]
+    if bad:
+        first, *others = bad
+        also = f". {len(others)} more cannot be used: {shown(others)}" if others else ""
+        raise BagError(f"{bad[first]}{also}") from bad[first]
+    return {"reader": reader, "in_dim": reader.in_dim}
 
 
 def _kept(split: Split, present: Tensor) -> Split:
