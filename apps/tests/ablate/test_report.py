@@ -20,6 +20,7 @@ from isoattn.ablate.report import ReportPaths, write_report
 from isoattn.ablate.report.files import write_atomic
 from isoattn.ablate.report.markdown import escape
 from isoattn.ablate.report.style import arm_styles, spread
+from isoattn.ablate.report.wording import capital
 from isoattn.ablate.study import Study
 from isoattn.ablate.summary import summarise
 
@@ -337,3 +338,8 @@ def test_labels_keep_their_order_and_distance(wanted: list[float]) -> None:
 def test_markdown_cells_stay_in_their_cell(text: str) -> None:
     assert "\n" not in escape(text)
     assert not re.search(r"(?<!\\)(\\\\)*\|", escape(text))
+
+
+def test_an_arm_at_the_beginning_of_a_sentence_keeps_its_spelling() -> None:
+    assert capital("m64-i1 against Softmax", ["Softmax", "m64-i1"]) == "m64-i1 against Softmax"
+    assert capital("neither arm", ["Softmax"]) == "Neither arm"

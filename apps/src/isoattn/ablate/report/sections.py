@@ -7,7 +7,15 @@ from typing import Any
 
 from isoattn.ablate.report import curves, effects
 from isoattn.ablate.report.blocks import Block, Bullets, Chart, Heading, Table, Text, table
-from isoattn.ablate.report.wording import NONE, Scale, level_text, p_text, plain_number, rate_text
+from isoattn.ablate.report.wording import (
+    NONE,
+    Scale,
+    capital,
+    level_text,
+    p_text,
+    plain_number,
+    rate_text,
+)
 
 Data = Mapping[str, Any]
 
@@ -29,13 +37,13 @@ def front(summary: Data, scale: Scale) -> list[Block]:
         else "changed after registration, see deviations",
     ]
     blocks: list[Block] = [Text(study["question"])] if study["question"] else []
-    blocks += [Text(_capital(line), "warning") for line in status["warnings"]]
+    blocks += [Text(capital(line), "warning") for line in status["warnings"]]
     lines = [
         (f"With {level_text(level)}: " if level != "all" else "") + sentence
         for level, sentence in summary["level_verdicts"].items()
     ]
     blocks.append(Bullets(tuple(lines), "verdict"))
-    blocks.append(Text(f"{summary['rates']} {_capital('; '.join(facts))}.", "note"))
+    blocks.append(Text(f"{summary['rates']} {capital('; '.join(facts))}.", "note"))
     return blocks
 
 
@@ -267,7 +275,8 @@ def grouped(notes: Sequence[tuple[Data, str]], everywhere: int) -> tuple[str, ..
     for row, note in notes:
         about.setdefault(note, []).append(row)
     return tuple(
-        f"{_capital(note)}: {'all arms' if len(rows) == everywhere else places_of(rows)}."
+        f"{capital(note, {row['arm'] for row in rows})}: "
+        f"{'all arms' if len(rows) == everywhere else places_of(rows)}."
         for note, rows in about.items()
     )
 
@@ -291,7 +300,3 @@ def group_of(row: Data) -> str:
 def place_of(row: Data) -> str:
     """``Linear, lpi=off``."""
     return row["arm"] if row["level"] == "all" else f"{row['arm']}, {level_text(row['level'])}"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from isoattn.ablate.statistics import SignFlip
@@ -196,7 +196,7 @@ def level_sentence(study: Study, rows: Sequence[Comparison]) -> str:
     text = "; ".join(parts)
     if controls:
         text += (". Controls: " if parts else "Controls: ") + "; ".join(controls)
-    return _capital(text) + "."
+    return capital(text, study.arms) + "."
 
 
 def _control_clause(study: Study, row: Comparison) -> str:
@@ -214,7 +214,7 @@ def study_sentence(study: Study, rows: Sequence[Comparison]) -> str:
     by_level: dict[str, list[Comparison]] = {}
     for row in rows:
         by_level.setdefault(row.level, []).append(row)
-    start = "" if study.claim else f"{_capital(study.preset)}: no claim. "
+    start = "" if study.claim else f"{capital(study.preset)}: no claim. "
     parts = [
         (f"With {level_text(level)}: " if level != "all" else "") + level_sentence(study, group)
         for level, group in by_level.items()
@@ -239,5 +239,6 @@ def _sign_flip(test: SignFlip, pairs: int) -> str:
     return f"{text} ({several} cannot go below {p_text(test.smallest)})"
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def capital(text: str, names: Iterable[str] = ()) -> str:
+    """With a capital first; one of ``names`` at the beginning stays as it is spelt."""
+    return text if text.startswith(tuple(names)) else text[:1].upper() + text[1:]

@@ -20,6 +20,9 @@ class GCN(MLP):
     """An :class:`MLP` that sums neighbours: z' = relu(norm(D^-1/2 (A + I) D^-1/2 (z W) + b)).
 
     The last layer has no relu and no norm. Options are those of the MLP.
+
+    Without norm it needs less weight decay than NodeFormer: with the 0.005 of the released recipe
+    it stays at 45 % on Cora, with the paper's 0.0005 it reaches 87 %.
     """
 
     @cached_property
