@@ -91,8 +91,14 @@ def mixers(base=Mixer):
 
 
 def build(factory, dtype=torch.float64):
-    """In evaluation mode, its parameters moved off their initial values, zeros too."""
-    module = factory().to(dtype).eval()
+    """In evaluation mode, its parameters moved off their initial values, zeros too.
+
+    The same ones in whatever order tests run: of three thousand draws three have a normalised
+    output so near zero that bfloat16 loses it.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = factory().to(dtype).eval()
     draw = Draw(1)
     with torch.no_grad():
         for parameter in module.parameters():

@@ -73,8 +73,9 @@ def _parser() -> Parser:
     add("--out", type=Path, help="folder; default heatmaps in the run's")
     parser.epilog = (
         "scores: attention is what the class token gives a tile in the last layer, a mean over\n"
-        "heads times the number of tiles (1 = even; signed for Nystrom). gradient is what speaks\n"
-        "for --target: the gradient of its log-odds times the tile's deviation from the mean tile."
+        "heads times the number of tiles (1 = even; signed for Nystrom); a tile that is repeated\n"
+        "to fill the square has the mean of its two places. gradient is what speaks for\n"
+        "--target: the gradient of its log-odds times the tile's deviation from the mean tile."
     )
     return parser
 
