@@ -258,3 +258,14 @@ def test_messages_of_calls():
         module.edge_log_prob(q, k, torch.zeros(2, 0).long(), segments=torch.zeros(1, 40).long())
     with pytest.raises(ValueError, match="count must be from 1 to the 40 keys, got 41"):
         module.top_k(q, k, 41)
+
+
+@pytest.mark.parametrize("draws", [0, 3])
+def test_many_features_and_no_keys(draws):
+    """So many that heads are taken apart; without keys each piece has nothing to add."""
+    module = GumbelFavor(4, 32, features=1000, draws=draws)
+    q, k, v = (torch.randn(2, 4, n, 32, requires_grad=True) for n in (128, 0, 0))
+    out = module(q, k, v)
+    assert out.shape == q.shape and not out.any()
+    (grad,) = torch.autograd.grad(out.sum(), q)
+    assert not grad.any()

@@ -52,7 +52,7 @@ def favor_attention(
         (B, H, N, E) in the dtype of v.
     """
     tensors = (q_BHND, k_BGMD, v_BGME, projection_HPD)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not k_BGMD.shape[2]:
         return favor_dense(*tensors, noise_BHMT, key_mask, kernel)
     if noise_BHMT is not None and noise_BHMT.shape[3] > 1:
         several = (*tensors, noise_BHMT, key_mask, kernel)
