@@ -140,7 +140,7 @@ def _spaced(sizes: Sequence[int]) -> list[str]:
     labels, end = [], -math.inf
     for size in sizes:
         text = f"{size:,}"
-        half = 0.012 * len(text)  # of the axis
+        half = 0.018 * len(text)  # of the axis
         place = math.log(size / sizes[0]) / span
         clear = place - half > end
         labels.append(text if clear else "")
