@@ -16,11 +16,10 @@ import yaml
 
 from isoattn.ablate.cells import set_dotted
 from isoattn.ablate.domain import StudyApp
+from isoattn.ablate.records import TUNED
 from isoattn.apps.base.checkpoints import last_good
 from isoattn.apps.base.files import read_json, write_atomic, write_json
 
-SUFFIX = "+tuned"
-"""``test/accuracy@ARM+tuned``: the score of a run that was trained on with an arm's attention."""
 _SCORES = "scores.json"
 
 
@@ -49,7 +48,7 @@ def fine_tuned(
         if scores is None:
             scores = _train(app, _config(config, plan, spec), folder, place, modules)
             write_json(place / _SCORES, scores)
-        found |= {f"{name}@{arm}{SUFFIX}": value for name, value in scores.items()}
+        found |= {f"{name}@{arm}{TUNED}": value for name, value in scores.items()}
     return found
 
 

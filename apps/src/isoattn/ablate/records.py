@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 Strata = dict[str, dict[str, dict[str, float]]]
 """Stratum -> group -> score -> value."""
+TUNED = "+tuned"
+"""``test/accuracy@ARM+tuned``: the score of a run that was trained on with an arm's attention."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,12 @@ class CellResult:
 
     def tuned_with(self, metric: str, arm: str) -> float | None:
         """The test metric after training on with an arm's attention, None where it has none."""
-        return self.metrics.get(f"test/{metric}@{arm}+tuned") if self.tuned else None
+        return self.metrics.get(f"test/{metric}@{arm}{TUNED}") if self.tuned else None
 
     @property
     def of_swaps(self) -> tuple[str, ...]:
         """How the names of metrics end that belong to another attention or to further training."""
-        return (*(f"@{arm}" for arm in self.swapped), "+tuned")
+        return (*(f"@{arm}" for arm in self.swapped), TUNED)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from typing import Any
 
 from isoattn.ablate.cells import Cell, read_record
 from isoattn.ablate.domain import study_app
-from isoattn.ablate.fine_tune import SUFFIX
 from isoattn.ablate.folder import read_part, registration
 from isoattn.ablate.plan import Plan
-from isoattn.ablate.records import ArmCost, CellResult, StudyResults
+from isoattn.ablate.records import TUNED, ArmCost, CellResult, StudyResults
 from isoattn.ablate.study import Study
 
 
@@ -103,12 +102,12 @@ def _records(folder: Path, cells: Sequence[Cell]) -> tuple[list[CellResult], int
 def _of_today(record: CellResult, cell: Cell) -> CellResult:
     """Without the scores of swaps that the study has defined otherwise since."""
     if record.tuned and record.tuned != cell.fine_tune:
-        metrics = {k: v for k, v in record.metrics.items() if not k.endswith(SUFFIX)}
+        metrics = {k: v for k, v in record.metrics.items() if not k.endswith(TUNED)}
         record = replace(record, metrics=metrics, tuned={})
     kept = {arm: spec for arm, spec in record.swapped.items() if cell.swaps.get(arm) == spec}
     if kept == record.swapped:
         return record
     redefined = record.swapped.keys() - kept.keys()
-    gone = tuple(f"@{arm}{tuned}" for arm in redefined for tuned in ("", SUFFIX))
+    gone = tuple(f"@{arm}{tuned}" for arm in redefined for tuned in ("", TUNED))
     metrics = {name: value for name, value in record.metrics.items() if not name.endswith(gone)}
     return replace(record, metrics=metrics, swapped=kept)

@@ -90,22 +90,21 @@ def _check_parts(options: argparse.Namespace) -> None:
     Raises:
         UserError: too few patients; says how many are enough.
     """
-    if _full_parts(options):
+    asked = options.patients
+    least = next((n for n in range(asked, MOST_PATIENTS) if _full_parts(options, n)), MOST_PATIENTS)
+    if least == asked:
         return
-    asked, least = options.patients, options.patients
-    while least < MOST_PATIENTS and not _full_parts(options):
-        least += 1
-        options.patients = least
     raise UserError(
         f"--patients {asked}: train, val and test would not all have slides of both labels. With "
         f"--sites {options.sites} the demo needs --patients {least} or more."
     )
 
 
-def _full_parts(options: argparse.Namespace) -> bool:
+def _full_parts(options: argparse.Namespace, patients: int) -> bool:
     from isoattn.wsi.synthetic.plan import plan_cohort
 
-    plans = plan_cohort(cohort_options(options))
+    asked = argparse.Namespace(**{**vars(options), "patients": patients})
+    plans = plan_cohort(cohort_options(asked))
     return len({(plan.record.split, plan.record.label) for plan in plans}) == 6
 
 
