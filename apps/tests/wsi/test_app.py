@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from isoattn.apps.base.metrics_log import read_metrics
 from isoattn.apps.base.shipped import shipped
 from isoattn.apps.base.study import resolve
 from isoattn.apps.wsi.app import WsiCLI
@@ -210,3 +211,12 @@ def test_a_folder_without_labels_says_what_is_missing(isoattn):
     refused = isoattn("fit", "empty")
     assert refused.code == 2 and refused.short
     assert "has no feature files" in refused.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ppeg", "low", "high"), [("coords", 0.98, 1.0), ("off", 0.35, 0.65)])
+def test_only_true_places_tell_which_tiles_meet(isoattn, ppeg, low, high):
+    options = (f"--model.network.ppeg={ppeg}", "--run.dir=run", "--tracker=none")
+    assert isoattn("fit", "--config=meeting", *options).code == 0
+    rows = read_metrics(Path("run/metrics.csv"))
+    assert low <= [float(row["val/auc"]) for row in rows if row.get("val/auc")][-1] <= high

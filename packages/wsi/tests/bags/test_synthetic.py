@@ -74,6 +74,21 @@ def test_types_meet_in_positive_bags_alone(tasks):
     torch.testing.assert_close(counts[:, 0], counts[:, 1])
 
 
+def touching(task, index):
+    """Share of the tiles of the second type that touch one of the first."""
+    types, cells = task.reader.tile_types(index), task.reader.read(index).cells()
+    gap = distances(cells[types == SECOND], cells[types == FIRST]).amin(1)
+    return float((gap == 1).float().mean())
+
+
+@pytest.mark.parametrize(("meeting", "want"), [(1.0, 1.0), (0.5, 0.5), (0.0, 0.25)])
+def test_how_many_touch_is_set(meeting, want):
+    difficulty = Difficulty(bags=16, tiles=136, features=8, marked=0.03)  # four of each type
+    task = MeetingBags(difficulty, meeting=meeting).load()
+    for index in range(16):
+        assert touching(task, index) == (want if task.labels[index] else 0.0)
+
+
 def test_without_signal_nobody_can_know():
     task = NeedleBags(Difficulty(bags=120, signal=0.0)).load()
     assert abs(auc([task.reader.oracle(i) for i in range(120)], task.labels) - 0.5) < 0.15
@@ -93,6 +108,7 @@ def test_the_global_generator_is_left_alone(tasks, source):
         (lambda: Difficulty(tiles=(50, 40)), r"fewest before most; got .*tiles=\[50, 40\]"),
         (lambda: Difficulty(marked=0.5), r"marked lies in \(0, 0.2\].*got marked=0.5"),
         (lambda: MeetingBags(Difficulty()), "needs room for tiles that are far apart"),
+        (lambda: MeetingBags(meeting=1.5), r"meeting is a share in \[0, 1\], got 1.5"),
     ],
 )
 def test_messages(call, words):

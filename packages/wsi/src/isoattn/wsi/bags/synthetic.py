@@ -151,6 +151,12 @@ class _Needles(MadeBags):
 
 
 class _Pairs(MadeBags):
+    def __init__(
+        self, difficulty: Difficulty, seed: int, positive: Tensor, meeting: float
+    ) -> None:
+        super().__init__(difficulty, seed, positive)
+        self.meeting = meeting
+
     def types(self, index: int, cells_n2: Tensor, generator: torch.Generator) -> Tensor:
         n = len(cells_n2)
         count = self._count(n)
@@ -161,9 +167,10 @@ class _Pairs(MadeBags):
         free_n = types == PLAIN
         near = (free_n & (far_n <= 1)).nonzero()[:, 0]
         away = (free_n & (far_n > 2)).nonzero()[:, 0]
-        meeting = 1 if self.positive[index] and len(near) else 0
+        meeting = max(1, round(self.meeting * count)) if self.positive[index] else 0
         chosen_near = near[torch.randperm(len(near), generator=generator)[:meeting]]
-        rest = away[torch.randperm(len(away), generator=generator)[: count - meeting]]
+        left = count - len(chosen_near)
+        rest = away[torch.randperm(len(away), generator=generator)[:left]]
         types[torch.cat([chosen_near, rest])] = SECOND
         return types
 
@@ -180,7 +187,6 @@ def distances(one_n2: Tensor, other_m2: Tensor) -> Tensor:
 
 class _Made(BagSource):
     name: str
-    reader: type[MadeBags]
 
     def __init__(
         self,
@@ -189,6 +195,10 @@ class _Made(BagSource):
     ) -> None:
         self.difficulty = difficulty
         self.seed = seed
+
+    @abstractmethod
+    def made(self, positive: Tensor) -> MadeBags:
+        """The bags, given which are positive."""
 
     def load(self) -> BagTask:
         """The task; bag i is positive where i is odd."""
@@ -202,7 +212,7 @@ class _Made(BagSource):
             labels=positive.long(),
             classes=("negative", "positive"),
             split=Split(*(x.nonzero()[:, 0] for x in (part < 2, part == 2, part == 3))),
-            reader=self.reader(self.difficulty, self.seed, positive),
+            reader=self.made(positive),
             in_dim=self.difficulty.features,
             facts={"source": "synthetic", "seed": self.seed},
         )
@@ -221,40 +231,49 @@ class NeedleBags(_Made):
     """
 
     name = "needle"
-    reader = _Needles
+
+    def made(self, positive: Tensor) -> MadeBags:
+        """The bags, given which are positive."""
+        return _Needles(self.difficulty, self.seed, positive)
 
 
 class MeetingBags(_Made):
     """Do tiles of two types lie side by side? Every bag has both types, as often.
 
-    In a positive bag one tile of the second type touches one of the first, also corner to corner;
-    in a negative one all are more than two cells apart. No pooling of tiles one by one can tell;
-    what can needs the places: a convolution over true neighbours (``ppeg="coords"``), or attention
-    with positions.
-
-    What can is not what learns it: a TransMIL 32 wide with ``ppeg="coords"`` and softmax stayed at
-    chance (test AUC 0.47) after five epochs over 600 bags of 60 to 80 tiles.
+    In a positive bag tiles of the second type touch one of the first, also corner to corner; in a
+    negative one all are more than two cells apart. No pooling of tiles one by one can tell; what
+    can needs the places: a convolution over true neighbours (``ppeg="coords"``), or attention with
+    positions.
 
     Args:
         difficulty: of the bags; 60 tiles at least and 0.03 marked at most, so that there is room
             for tiles that are far apart.
         seed: of the bags; apart from the seed of training.
+        meeting: share of the tiles of the second type in a positive bag that touch one of the
+            first, one at least.
 
     Raises:
-        ValueError: no such room.
+        ValueError: no such room; a share out of range.
     """
 
     name = "meeting"
-    reader = _Pairs
 
     def __init__(
         self,
-        difficulty: Difficulty = Difficulty(marked=0.02, signal=7.0),  # noqa: B008 - frozen
+        difficulty: Difficulty = Difficulty(marked=0.03, signal=10.0),  # noqa: B008 - frozen
         seed: int = 0,
+        meeting: float = 1.0,
     ) -> None:
+        if not 0 <= meeting <= 1:
+            raise ValueError(f"meeting is a share in [0, 1], got {meeting}")
         if difficulty.sizes[0] < 60 or difficulty.marked > 0.03:
             raise ValueError(
                 "MeetingBags needs room for tiles that are far apart: 60 tiles or more and marked "
                 f"at most 0.03; got tiles={list(difficulty.sizes)}, marked={difficulty.marked}"
             )
         super().__init__(difficulty, seed)
+        self.meeting = meeting
+
+    def made(self, positive: Tensor) -> MadeBags:
+        """The bags, given which are positive."""
+        return _Pairs(self.difficulty, self.seed, positive, self.meeting)
