@@ -70,6 +70,17 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("arms", changed(arms=["Softmax", "Zero"]), "arms must be a mapping"),
     ("only arms", changed(only_arms=["Softmax", "Zer"]), "only_arms names 'Zer'. Did you mean Ze"),
     ("only arms", changed(only_arms="Softmax"), "only_arms must be a list"),
+    ("levels", changed(only_levels={"t": ["a"]}), "only_levels names 't'. There is none."),
+    (
+        "levels",
+        changed(factors={"t": {"on1": {}, "off": {}}}, only_levels={"t": ["of"]}),
+        "only_levels, factor 't' names 'of'. Did you mean off",
+    ),
+    (
+        "levels",
+        changed(factors={"t": {"on1": {}, "off": {}}}, only_levels={"t": []}),
+        "only_levels leaves factor 't' no level",
+    ),
     (
         "factor sets the attention",
         changed(factors={"t": {"a": {"model.attention.path": "math"}, "b": {}}}),
@@ -193,9 +204,30 @@ def test_an_unknown_preset_is_answered_with_near_names(tmp_path: Path) -> None:
         load_study(file, "smok")
 
 
+def test_a_preset_may_build_on_another(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    text = "presets:\n  mini: &mini {claim: false}\n  more:\n    <<: *mini\n    confirm_seeds: [7]\n"
+    file.write_text(yaml.safe_dump(tiny()) + text)
+    assert load_study(file, "more").confirm_seeds == (7,) and not load_study(file, "more").claim
+
+
 def test_only_arms_keeps_the_order_it_names() -> None:
     study = study_from_dict(tiny(only_arms=["Zero", "Softmax"]), where="x")
     assert list(study.arms) == ["Zero", "Softmax"]
+
+
+TWO = {"t": {"a": {"model.x": 1}, "b": {"model.x": 2}, "c": {}}}
+
+
+def test_a_preset_may_keep_some_levels() -> None:
+    study = study_from_dict(tiny(factors=TWO, only_levels={"t": ["c", "a"]}), where="x")
+    assert study.level_sets == [{"t": "c"}, {"t": "a"}]
+
+
+def test_the_only_level_that_is_left_is_no_factor_but_what_is_set() -> None:
+    study = study_from_dict(tiny(factors=TWO, only_levels={"t": ["b"]}), where="x")
+    assert study.level_sets == [{}] and study.overrides["model.x"] == 2
+    assert study_from_dict(study.as_dict(), where="x") == study
 
 
 def test_a_preset_may_leave_references_out_and_their_levels_go_with_them() -> None:

@@ -24,6 +24,7 @@ from isoattn.ablate.study_parts import (
     as_options,
     as_reference_levels,
     as_references,
+    keep_levels,
     only,
 )
 
@@ -258,7 +259,9 @@ def study_from_dict(raw: dict[str, Any], *, where: str) -> Study:
     raw["metric"] = build(Metric, raw.get("metric") or {}, f"{where}: metric")
     raw["arms"] = as_arms(raw.get("arms") or {}, where)
     raw["overrides"] = as_options(raw.get("overrides") or {}, f"{where}: overrides")
-    raw["factors"] = as_factors(raw.get("factors") or {}, where)
+    factors = as_factors(raw.get("factors") or {}, where)
+    raw["factors"], settled = keep_levels(raw.pop("only_levels", None) or {}, factors, where)
+    raw["overrides"] |= settled
     raw["cost"] = _cost(raw.get("cost"), raw["arms"], str(raw.get("baseline")), where)
     _read_beside(raw, keep_references, where)
     raw["fine_tune"] = _fine_tune(raw.get("fine_tune"), f"{where}: fine_tune")

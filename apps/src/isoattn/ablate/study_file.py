@@ -17,8 +17,9 @@ class _OneOfEachKey(yaml.SafeLoader):
     """YAML in which a key that is given twice is an error: the first one would be lost."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = sorted({str(key) for key in keys if keys.count(key) > 1 and key != "<<"})
+        named = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        keys = [self.construct_object(key, deep=True) for key in named]
+        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
         if twice:
             raise yaml.YAMLError(f"line {node.start_mark.line + 1}: {', '.join(twice)} given twice")
         return super().construct_mapping(node, deep)

@@ -40,6 +40,26 @@ def as_factors(raw: Any, where: str) -> dict[str, dict[str, dict[str, Any]]]:
     return factors
 
 
+def keep_levels(
+    keep: Any, factors: dict[str, dict[str, dict[str, Any]]], where: str
+) -> tuple[dict[str, dict[str, dict[str, Any]]], dict[str, Any]]:
+    """The factors with the named levels alone, and the options of those that have one level left.
+
+    Raises:
+        StudyError: a factor or level that is not there; no level left.
+    """
+    kept = dict(factors)
+    settled: dict[str, Any] = {}
+    for factor, names in text_keys(keep, f"{where}: only_levels").items():
+        _known(factor, factors, f"{where}: only_levels names")
+        kept[factor] = only(names, factors[factor], f"{where}: only_levels, factor {factor!r}")
+        if not kept[factor]:
+            raise StudyError(f"{where}: only_levels leaves factor {factor!r} no level")
+        if len(kept[factor]) == 1:
+            settled.update(*kept.pop(factor).values())
+    return kept, settled
+
+
 def as_references(raw: Any, arms: Iterable[str], where: str) -> dict[str, dict[str, Any]]:
     """Reference name -> {dotted option: value}.
 
