@@ -205,9 +205,9 @@ def test_an_unknown_preset_is_answered_with_near_names(tmp_path: Path) -> None:
 
 
 def test_a_preset_may_build_on_another(tmp_path: Path) -> None:
-    file = tmp_path / "study.yaml"
-    text = "presets:\n  mini: &mini {claim: false}\n  more:\n    <<: *mini\n    confirm_seeds: [7]\n"
-    file.write_text(yaml.safe_dump(tiny()) + text)
+    file = write_study(tmp_path, tiny())
+    presets = "presets:\n  mini: &mini {claim: false}\n  more: {<<: *mini, confirm_seeds: [7]}\n"
+    file.write_text(file.read_text() + "\n" + presets)
     assert load_study(file, "more").confirm_seeds == (7,) and not load_study(file, "more").claim
 
 

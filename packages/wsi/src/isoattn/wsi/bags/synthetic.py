@@ -151,9 +151,7 @@ class _Needles(MadeBags):
 
 
 class _Pairs(MadeBags):
-    def __init__(
-        self, difficulty: Difficulty, seed: int, positive: Tensor, meeting: float
-    ) -> None:
+    def __init__(self, difficulty: Difficulty, seed: int, positive: Tensor, meeting: float) -> None:
         super().__init__(difficulty, seed, positive)
         self.meeting = meeting
 
