@@ -141,7 +141,7 @@ def make_results(
             for levels in own.level_sets
             for name in own.arms
         ],
-        baselines={"1-NN on pixels": 0.934, "majority class": 0.1},
+        baselines={"all": {"1-NN on pixels": 0.934, "majority class": 0.1}},
         environment={
             "isoattn": "0.1.0",
             "torch": "2.14.1",

@@ -82,7 +82,7 @@ def test_predictions_are_those_of_the_test_metric(finished: Finished) -> None:
 
 def test_baselines_costs_gate_and_report_are_there(finished: Finished) -> None:
     results = finished.results
-    assert set(results.baselines) == {"1-NN on pixels"}
+    assert {k: set(v) for k, v in results.baselines.items()} == {"all": {"1-NN on pixels"}}
     assert {(cost.arm, cost.batch) for cost in results.costs} == {
         (arm, 64) for arm in finished.study.arms
     }

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from isoattn.ablate.records import StudyResults
-from isoattn.ablate.report.wording import Scale, p_text, plain_number, rate_text
-from isoattn.ablate.study import Metric
+from isoattn.ablate.report.appendix import controls
+from isoattn.ablate.report.wording import Scale, level_text, p_text, plain_number, rate_text
+from isoattn.ablate.study import Metric, level_name
 from isoattn.ablate.summary import final_table, plain, summarise, timing_table
 
 from .fake_results import change, diverged, failed, make_results, make_study
@@ -69,10 +70,22 @@ def test_parameters_are_compared_with_the_baseline_and_flagged_above_two_percent
 
 def test_baselines_say_who_beats_them() -> None:
     study = make_study(factors={})
-    results = dataclasses.replace(make_results(study), baselines={"1-NN": 0.999, "chance": 0.1})
+    results = dataclasses.replace(make_results(study), baselines={})
+    results.baselines["all"] = {"1-NN": 0.999, "chance": 0.1}
     first, second = summarise(study, results)["baselines"]
-    assert first == {"name": "1-NN", "value": 0.999, "beaten_by": []}
+    assert first == {"name": "1-NN", "level": "all", "value": 0.999, "beaten_by": []}
     assert len(second["beaten_by"]) == 5
+
+
+def test_a_baseline_of_one_level_is_compared_with_the_runs_of_that_level() -> None:
+    study = make_study()
+    level = level_name(study.level_sets[0])
+    results = dataclasses.replace(make_results(study), baselines={level: {"chance": 0.1}})
+    summary = summarise(study, results)
+    (only,) = summary["baselines"]
+    assert {row["level"] for row in only["beaten_by"]} == {level} and len(only["beaten_by"]) == 5
+    (_, bullets) = controls(summary, Scale.of(study.metric))
+    assert any(f"chance ({level_text(level)}): 10.0 %" in line for line in bullets.items)
 
 
 def test_troubles_are_listed() -> None:

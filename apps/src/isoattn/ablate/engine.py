@@ -19,9 +19,9 @@ from isoattn.ablate.plan import Plan
 from isoattn.ablate.pool import Job, run_jobs
 from isoattn.ablate.progress import Speaker
 from isoattn.ablate.records import CellResult, StudyResults
-from isoattn.ablate.results import as_costs, as_lines, as_scores, load_results
+from isoattn.ablate.results import as_baselines, as_costs, as_lines, load_results
 from isoattn.ablate.selection import edges, next_rates
-from isoattn.ablate.study import Study, StudyError
+from isoattn.ablate.study import ALL_LEVELS, Study, StudyError, level_name
 from isoattn.apps.base.files import write_atomic, write_json
 from isoattn.core.training.checkpoint import remove_partial_files
 
@@ -208,8 +208,18 @@ class Engine:
         ]
 
     def _baselines(self) -> None:
-        base = self.plan.base(self.study.baseline, self.study.level_sets[0])
-        self._once("baselines.json", as_scores, lambda: self.app.baselines(base))
+        self._once("baselines.json", as_baselines, self._simple_scores)
+
+    def _simple_scores(self) -> dict[str, dict[str, float]]:
+        """Of each level set, where a factor changes the data; else once, for all."""
+        bases = {
+            level_name(levels): self.plan.base(self.study.baseline, levels)
+            for levels in self.study.level_sets
+        }
+        first, *others = [base["data"] for base in bases.values()]
+        if all(data == first for data in others):
+            bases = {ALL_LEVELS: next(iter(bases.values()))}
+        return {level: self.app.baselines(base) for level, base in bases.items()}
 
     def _costs(self) -> None:
         def measure() -> list[dict[str, Any]]:

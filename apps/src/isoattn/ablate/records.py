@@ -119,7 +119,8 @@ class StudyResults:
     Args:
         cells: every cell of an arm, whatever its status.
         costs: cost table, may be empty.
-        baselines: simple references of the domain, name -> test score (``1-NN on pixels``: 0.934).
+        baselines: simple references of the domain, level set (``all``: of every one) -> name ->
+            test score (``1-NN on pixels``: 0.934).
         environment: versions, device, threads, commit, command.
         deviations: what differs from the registered study, one line each; empty = registered.
         rates_tried: the learning rates run, including extensions of the grid.
@@ -131,7 +132,7 @@ class StudyResults:
 
     cells: list[CellResult]
     costs: list[ArmCost] = field(default_factory=list)
-    baselines: dict[str, float] = field(default_factory=dict)
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     deviations: list[str] = field(default_factory=list)
     rates_tried: tuple[float, ...] = ()

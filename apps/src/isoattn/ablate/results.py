@@ -35,7 +35,7 @@ def load_results(study: Study, folder: Path, plan: Plan | None = None) -> StudyR
     return StudyResults(
         cells=found,
         costs=read_part(folder / "costs.json", as_costs) or [],
-        baselines=read_part(folder / "baselines.json", as_scores) or {},
+        baselines=read_part(folder / "baselines.json", as_baselines) or {},
         environment={
             **registered.get("environment", {}),
             "registered": registered.get("registered"),
@@ -70,9 +70,12 @@ def as_costs(data: Any) -> list[ArmCost]:
     return [ArmCost(**cost) for cost in data]
 
 
-def as_scores(data: Any) -> dict[str, float]:
+def as_baselines(data: Any) -> dict[str, dict[str, float]]:
     """``baselines.json``."""
-    return {name: float(score) for name, score in data.items()}
+    return {
+        level: {name: float(score) for name, score in scores.items()}
+        for level, scores in data.items()
+    }
 
 
 def as_lines(data: Any) -> list[str]:

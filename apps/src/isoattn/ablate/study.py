@@ -223,9 +223,13 @@ class Study:
         return {**levels, **self.reference_levels.get(name, {})}
 
 
+ALL_LEVELS = "all"
+"""The name of the only level set of a study without factors, and of what is of every level set."""
+
+
 def level_name(levels: dict[str, str]) -> str:
     """``lpi=off``, or ``all`` where a study has no factor."""
-    return ",".join(f"{factor}={level}" for factor, level in levels.items()) or "all"
+    return ",".join(f"{factor}={level}" for factor, level in levels.items()) or ALL_LEVELS
 
 
 def load_study(

@@ -46,7 +46,7 @@ from isoattn.ablate.selection import (
     scorer,
 )
 from isoattn.ablate.statistics import paired_t
-from isoattn.ablate.study import Metric, Study, level_name
+from isoattn.ablate.study import ALL_LEVELS, Metric, Study, level_name
 from isoattn.ablate.verdict import MINIMUM_PAIRS, Verdicts, judge
 
 Data = dict[str, Any]
@@ -275,13 +275,15 @@ def _curves(
 def _baselines(study: Study, results: StudyResults, rows: Sequence[Data]) -> list[Data]:
     sign = 1 if study.metric.mode == "max" else -1
     found = []
-    for name, value in results.baselines.items():
-        above = [
-            {"arm": row["arm"], "level": row["level"]}
-            for row in rows
-            if row["mean"] is not None and sign * (row["mean"] - value) > 0
-        ]
-        found.append({"name": name, "value": value, "beaten_by": above})
+    for level, scores in results.baselines.items():
+        judged = [r for r in rows if level in (ALL_LEVELS, r["level"]) and r["mean"] is not None]
+        for name, value in scores.items():
+            above = [
+                {"arm": row["arm"], "level": row["level"]}
+                for row in judged
+                if sign * (row["mean"] - value) > 0
+            ]
+            found.append({"name": name, "level": level, "value": value, "beaten_by": above})
     return found
 
 

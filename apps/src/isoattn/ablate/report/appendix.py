@@ -51,7 +51,8 @@ def _self_check(check: Data, summary: Data, scale: Scale) -> str:
 
 def _baseline_line(baseline: Data, summary: Data, scale: Scale) -> str:
     unit = " %" if scale.percent else ""
-    start = f"{baseline['name']}: {scale.value(baseline['value'])}{unit}"
+    where = "" if baseline["level"] == "all" else f" ({level_text(baseline['level'])})"
+    start = f"{baseline['name']}{where}: {scale.value(baseline['value'])}{unit}"
     study = summary["study"]
     above = [row for row in baseline["beaten_by"] if row["arm"] not in study["controls"]]
     if not above:
