@@ -138,8 +138,20 @@ def test_a_step_needs_no_trainer():
     assert own.model.network.loftr_fine.layers[0].q_proj.weight.grad is not None
 
 
-@pytest.mark.parametrize("name", ["loftr_attention", "loftr_stem"])
-@pytest.mark.parametrize("preset", ["smoke", "mini", "full"])
+LEVELS = {
+    "loftr_attention": {
+        "smoke": ["self", "cross"],
+        "mini": [None],
+        "parts": ["self", "cross"],
+        "full": ["both", "self", "cross"],
+    },
+    "loftr_stem": dict.fromkeys(("smoke", "mini", "full"), ["15px", "100px"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"), [(name, preset) for name, presets in LEVELS.items() for preset in presets]
+)
 def test_the_shipped_studies_are_whole(name, preset):
     file = shipped_studies()[name]
     first, second, *_ = file.read_text().splitlines()
@@ -148,4 +160,5 @@ def test_the_shipped_studies_are_whole(name, preset):
     assert study.claim == (preset != "smoke") and study.baseline == "Softmax"
     assert len(study.confirm_seeds) == (1 if preset == "smoke" else 6)
     plan = Plan(study, study_app("matching"))
-    assert len(plan.cases) == len(study.arms) * 2
+    levels = [levels.get("swapped") or levels.get("stem") for levels in study.level_sets]
+    assert levels == LEVELS[name][preset] and len(plan.cases) == len(study.arms) * len(levels)
