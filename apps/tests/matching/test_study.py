@@ -1,6 +1,7 @@
 """The matching app in a study, from its YAML to the report."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,21 @@ def test_a_study_swaps_one_place_at_a_time(tmp_path, monkeypatch):
     assert first[f"{name}_replaced"] != second[f"{name}_replaced"]
     assert first[f"{name}@Linear"] != second[f"{name}@Linear"]
     report = next(folder.glob("report.md")).read_text()
-    assert "swapped=cross" in report
+    assert "swapped=cross" in report and "1 of the cells are the very run" in report
     assert "## By stratum" in report and "trained on with Linear" in report
+    # It was trained once. Trained on its own it comes to the same.
+    trained, shared = sorted(
+        (c for c in cells if c["arm"] == "Softmax"), key=lambda c: c["same_run"]
+    )
+    assert (trained["same_run"], shared["same_run"]) == ("", trained["cell"])
+    assert not any(c["same_run"] for c in cells if c["arm"] != "Softmax")
+    (folder / "cells" / trained["cell"] / "checkpoints" / "best.ckpt").unlink()
+    shutil.rmtree(folder / "cells" / shared["cell"])
+    assert main(["ablate", "run", "study.yaml", "--jobs=1", "--tracker=none"]) == 0
+    again = json.loads((folder / "cells" / shared["cell"] / "cell.json").read_text())
+    assert again["same_run"] == ""
+    for key in ("metrics", "curve", "batch_hashes", "init_hash", "strata", "swapped"):
+        assert again[key] == shared[key], key
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,12 @@ class StudyApp(Protocol):
     def train(self, argv: list[str]) -> tuple[int, Any]:
         """Run ``fit``; the exit status and the app object with model and data."""
 
+    def training(self, config: dict[str, Any]) -> dict[str, Any]:
+        """What of a config decides the training; equal where two configs are the same run."""
+
+    def built(self, config: dict[str, Any]) -> Any:
+        """The app object that :meth:`train` returns, with nothing trained."""
+
     def score(
         self,
         app: Any,

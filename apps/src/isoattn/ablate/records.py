@@ -43,6 +43,7 @@ class CellResult:
         tuned: how it was trained further with each of them and with its own attention; scored as
             ``test/accuracy@ARM+tuned``. Empty: it was not.
         strata: stratum -> group -> test scores of the items in it, ``items`` among them: how many.
+        same_run: id of the cell, at other levels, whose training this is; empty: its own.
     """
 
     cell: str
@@ -67,6 +68,7 @@ class CellResult:
     swapped: dict[str, dict[str, Any]] = field(default_factory=dict)
     tuned: dict[str, Any] = field(default_factory=dict)
     strata: Strata = field(default_factory=dict)
+    same_run: str = ""
 
     def scored_with(self, metric: str, arm: str) -> float | None:
         """The test metric with another arm's attention in place, None where it has none."""

@@ -95,6 +95,7 @@ def summarise(study: Study, results: StudyResults) -> Data:
             ],
             "items": per_item(study, verdicts.comparisons, runs),
             "parameters": parameters(study, cells),
+            "same_runs": sum(bool(cell.same_run) for cell in results.cells),
             "baselines": _baselines(study, results, rows),
             "deviations": list(results.deviations),
             "gate_failures": list(results.gate_failures),

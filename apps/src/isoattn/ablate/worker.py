@@ -21,6 +21,7 @@ from isoattn.ablate.cells import attempts, crashes, note, read_record, write_rec
 from isoattn.ablate.domain import Scores, study_app
 from isoattn.ablate.fine_tune import fine_tuned
 from isoattn.ablate.records import CellResult, Strata
+from isoattn.ablate.same_run import ended_twin, read_config, take_over
 from isoattn.apps.base.checkpoints import last_good
 from isoattn.apps.base.files import read_json
 from isoattn.apps.base.metrics_log import read_metrics
@@ -112,7 +113,12 @@ def _train_and_record(
     if good is not None:
         argv += ["--ckpt_path", str(good)]
     _outcome(folder)
-    status, built = app.train(argv)
+    twin = ended_twin(app, plan, folder) if good is None else None
+    if twin is None:
+        status, built = app.train(argv)
+    else:
+        take_over(twin, folder)
+        status, built = 0, app.built(read_config(folder))
     outcome = _outcome(folder)
     if good is not None:
         outcome["seconds"] = 0.0  # of the last part only: the time of the whole is not known
@@ -125,6 +131,7 @@ def _train_and_record(
             swaps=plan.get("swaps", {}),
         )
         record = _record(plan, outcome, folder, "done", scores)
+        record = replace(record, same_run=twin.name if twin else "")
         if plan.get("fine_tune") and plan["stage"] == "confirm" and record.status == "done":
             modules = [option for option in options if option.startswith("--import=")]
             tuned = fine_tuned(app, plan, folder, modules)

@@ -255,6 +255,10 @@ def origin(summary: Data, differences: str) -> list[Block]:
         )
     if command:
         blocks += [Text("To run it again:"), Listing(str(command))]
+    same = summary["same_runs"]
+    if same:
+        text = f"{same} of the cells are the very run of another level, which sets nothing that "
+        blocks.append(Text(text + "touches their arm: trained once, scored at each level.", "note"))
     blocks.append(
         Text(
             "Every cell is in cells.csv, every number of this page in summary.json. The rules are "

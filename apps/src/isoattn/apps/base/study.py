@@ -157,6 +157,16 @@ class AppStudy(ABC):
         arguments = self.cli.prepared(argv)
         return run_prepared(_with(_NoReport, self.cli), arguments), arguments.app
 
+    def training(self, config: dict[str, Any]) -> dict[str, Any]:
+        """What of a config decides the training: all of it, unless the domain knows better."""
+        return config
+
+    def built(self, config: dict[str, Any]) -> Any:
+        """Model and data of a config, nothing trained."""
+        built = build(self.cli, config)
+        built.datamodule.setup("fit")
+        return built
+
     def score(
         self,
         app: Any,
@@ -193,8 +203,7 @@ class AppStudy(ABC):
         self, config: dict[str, Any], folder: Path, swaps: Mapping[str, dict[str, Any]]
     ) -> dict[str, float]:
         """Score ``best.ckpt`` of a run that has ended on test, as trained and with swaps."""
-        built = build(self.cli, config)
-        built.datamodule.setup("fit")
+        built = self.built(config)
         kept = read_checkpoint(folder / "checkpoints" / "best.ckpt")["state_dict"]
         built.model.load_state_dict(kept)
         model, data = built.model.eval(), built.datamodule

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from isoattn.ablate.cells import resolved_arm
 from isoattn.apps.base.cli import AppCLI
 from isoattn.apps.base.study import AppStudy, ItemScores
 from isoattn.apps.matching.app import MatchingCLI
@@ -47,6 +48,14 @@ class MatchingStudy(AppStudy):
         found = score.compute()
         kept = {name: found[name] for name in ("matches", *self.metrics) if name in found}
         return ItemScores(kept, strata=strata(score))
+
+    def training(self, config: dict[str, Any]) -> dict[str, Any]:
+        """With the attention of each place written out, whatever named it."""
+        model = dict(config["model"])
+        own = model.pop("attention")
+        for place in PLACES:
+            model[f"attention_{place}"] = resolved_arm(model.get(f"attention_{place}") or own)
+        return {**config, "model": model}
 
     def swapped_layers(self, model: Any) -> Sequence[int] | None:
         """Of the places that take the arm's attention; None: all."""
