@@ -145,6 +145,17 @@ def write_cell(cell: Cell, folder: Path) -> None:
             write_atomic(file, text)
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """The complete config of a cell."""
+    config: dict[str, Any] = yaml.safe_load((folder / "cell.yaml").read_text(encoding="utf-8"))
+    return config
+
+
+def best_checkpoint(folder: Path) -> Path:
+    """Where the selected weights of a cell are."""
+    return folder / "checkpoints" / "best.ckpt"
+
+
 def write_record(result: CellResult, folder: Path) -> None:
     """The record of a cell that is over, atomically."""
     data = dataclasses.asdict(result)

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from isoattn.ablate.cells import set_dotted
+from isoattn.ablate.cells import read_config, set_dotted
 from isoattn.ablate.domain import StudyApp
 from isoattn.ablate.records import TUNED
 from isoattn.apps.base.checkpoints import last_good
@@ -40,7 +40,7 @@ def fine_tuned(
     Raises:
         RuntimeError: one failed otherwise.
     """
-    config = yaml.safe_load((folder / "cell.yaml").read_text(encoding="utf-8"))
+    config = read_config(folder)
     found: dict[str, float] = {}
     for arm, spec in {plan["arm"]: config["model"]["attention"], **plan["swaps"]}.items():
         place = folder / "tuned" / re.sub(r"[^A-Za-z0-9.+-]+", "_", arm)

@@ -18,9 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from isoattn.ablate.cells import Cell, read_record, write_record
+from isoattn.ablate.cells import Cell, best_checkpoint, read_config, read_record, write_record
 from isoattn.ablate.domain import study_app
 from isoattn.ablate.pool import warm_context
 from isoattn.ablate.records import CellResult
@@ -75,7 +73,7 @@ def score_late(
         say: takes a line.
     """
     failed: dict[str, list[str]] = {}
-    kept = [one for one in late if _best(one.folder).is_file()]
+    kept = [one for one in late if best_checkpoint(one.folder).is_file()]
     if len(kept) < len(late):
         failed[_GONE] = [one.folder.name for one in late if one not in kept]
     if kept:
@@ -134,21 +132,17 @@ def add_swaps(folder: Path, app_name: str, swaps: dict[str, dict[str, Any]]) -> 
         record = read_record(folder)
         if not mine or record is None:
             return "another process has the cell"
-        if not _best(folder).is_file():
+        if not best_checkpoint(folder).is_file():
             return _GONE
-        if not is_valid(_best(folder)):
+        if not is_valid(best_checkpoint(folder)):
             return "its best checkpoint is damaged (delete the cell's folder to run it anew)"
-        config = yaml.safe_load((folder / "cell.yaml").read_text(encoding="utf-8"))
+        config = read_config(folder)
         found = study_app(app_name).swapped_scores(config, folder, swaps)
         other = _differing(record, found)
         if other is not None:
             return f"its checkpoint or its data are not those of its record ({other})"
         write_record(_with_swaps(record, found, swaps), folder)
     return None
-
-
-def _best(folder: Path) -> Path:
-    return folder / "checkpoints" / "best.ckpt"
 
 
 def _differing(record: CellResult, found: dict[str, float]) -> str | None:

@@ -9,20 +9,15 @@ another name gives the same is what the A/A control checks.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from isoattn.ablate.cells import read_record
+from isoattn.ablate.cells import best_checkpoint, read_config, read_record
 from isoattn.ablate.domain import StudyApp
-from isoattn.apps.base.files import read_json
+from isoattn.apps.base.files import read_json, write_atomic
 from isoattn.core.training.checkpoint import is_valid
 
 _SAME = ("arm", "stage", "learning_rate", "seed")
-BEST = Path("checkpoints") / "best.ckpt"
 
 
 def ended_twin(app: StudyApp, plan: dict[str, Any], folder: Path) -> Path | None:
@@ -41,7 +36,7 @@ def ended_twin(app: StudyApp, plan: dict[str, Any], folder: Path) -> Path | None
         if any(theirs.get(key) != plan[key] for key in _SAME):
             continue
         record = read_record(other)
-        if record is None or record.status != "done" or not is_valid(other / BEST):
+        if record is None or record.status != "done" or not is_valid(best_checkpoint(other)):
             continue
         if _training(app, other) == wanted:
             return other
@@ -50,25 +45,10 @@ def ended_twin(app: StudyApp, plan: dict[str, Any], folder: Path) -> Path | None
 
 def take_over(twin: Path, folder: Path) -> None:
     """Take over the curve, the outcome and, last, the selected weights of a cell that has ended."""
-    for name in ("metrics.csv", "result.json"):
-        if (twin / name).is_file():
-            _copy(twin / name, folder / name)
-    (folder / BEST).parent.mkdir(exist_ok=True)
-    _copy(twin / BEST, folder / BEST)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The complete config of a cell."""
-    config: dict[str, Any] = yaml.safe_load((folder / "cell.yaml").read_text(encoding="utf-8"))
-    return config
+    for file in (twin / "metrics.csv", twin / "result.json", best_checkpoint(twin)):
+        if file.is_file():
+            write_atomic(folder / file.relative_to(twin), file.read_bytes())
 
 
 def _training(app: StudyApp, folder: Path) -> str:
     return json.dumps(app.training(read_config(folder)), sort_keys=True, default=str)
-
-
-def _copy(source: Path, target: Path) -> None:
-    """A copy that is there as a whole or not at all."""
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    shutil.copyfile(source, partial)
-    partial.replace(target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import math
 import multiprocessing
 import os
@@ -17,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from isoattn.ablate.cells import attempts, crashes, note, read_record, write_record
+from isoattn.ablate.cells import attempts, crashes, note, read_config, read_record, write_record
 from isoattn.ablate.domain import Scores, study_app
 from isoattn.ablate.fine_tune import fine_tuned
 from isoattn.ablate.records import CellResult, Strata
-from isoattn.ablate.same_run import ended_twin, read_config, take_over
+from isoattn.ablate.same_run import ended_twin, take_over
 from isoattn.apps.base.checkpoints import last_good
 from isoattn.apps.base.files import read_json
 from isoattn.apps.base.metrics_log import read_metrics
@@ -105,6 +106,9 @@ def _train_and_record(
     import torch
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    modules = [option for option in options if option.startswith("--import=")]
+    for module in modules:
+        importlib.import_module(module.removeprefix("--import="))
     app = study_app(app_name)
     plan = read_json(folder / "plan.json")
     good = last_good(folder / "checkpoints")
@@ -133,7 +137,6 @@ def _train_and_record(
         record = _record(plan, outcome, folder, "done", scores)
         record = replace(record, same_run=twin.name if twin else "")
         if plan.get("fine_tune") and plan["stage"] == "confirm" and record.status == "done":
-            modules = [option for option in options if option.startswith("--import=")]
             tuned = fine_tuned(app, plan, folder, modules)
             metrics = {**record.metrics, **tuned}
             record = replace(record, metrics=metrics, tuned=plan["fine_tune"])

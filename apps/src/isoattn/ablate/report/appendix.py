@@ -11,8 +11,8 @@ from isoattn.ablate.report.sections import group_of, place_of, places_of
 from isoattn.ablate.report.wording import (
     NONE,
     Scale,
+    at_level,
     count_text,
-    level_text,
     p_text,
     rate_text,
 )
@@ -29,7 +29,7 @@ def controls(summary: Data, scale: Scale) -> list[Block]:
 
 
 def _self_check(check: Data, summary: Data, scale: Scale) -> str:
-    where = "" if check["level"] == "all" else f" ({level_text(check['level'])})"
+    where = at_level(check["level"])
     base, t = summary["study"]["baseline"], check["t"]
     if check["kind"] == "twin":
         what = f"A/A{where}: {check['arm']} is {base} under another name"
@@ -51,7 +51,7 @@ def _self_check(check: Data, summary: Data, scale: Scale) -> str:
 
 def _baseline_line(baseline: Data, summary: Data, scale: Scale) -> str:
     unit = " %" if scale.percent else ""
-    where = "" if baseline["level"] == "all" else f" ({level_text(baseline['level'])})"
+    where = at_level(baseline["level"])
     start = f"{baseline['name']}{where}: {scale.value(baseline['value'])}{unit}"
     study = summary["study"]
     above = [row for row in baseline["beaten_by"] if row["arm"] not in study["controls"]]

@@ -11,6 +11,7 @@ from isoattn.ablate.report.sections import group_of
 from isoattn.ablate.report.wording import (
     NONE,
     Scale,
+    at_level,
     count_text,
     level_text,
     plain_number,
@@ -158,7 +159,7 @@ def _notes(row: Data) -> Iterator[str]:
     """What a reference is, how its rate was found, and what went wrong with it."""
     options = ", ".join(f"{key}={value}" for key, value in row["options"].items())
     yield f"{row['arm']}: {options}."
-    here = "" if row["level"] == "all" else f" ({level_text(row['level'])})"
+    here = at_level(row["level"])
     if row["run_at"] != row["level"]:
         yield f"{row['arm']}{here}: run at {level_text(row['run_at'])}, which it stands for."
     search = row["search"]
@@ -212,7 +213,7 @@ def _swap_cells(rows: list[Data], columns: list[str], scale: Scale) -> list[str]
 
 def _unscored(row: Data) -> Iterator[str]:
     if row["unscored"]:
-        where = "" if row["level"] == "all" else f" ({level_text(row['level'])})"
+        where = at_level(row["level"])
         seeds = ", ".join(map(str, row["unscored"]))
         word = "seed" if len(row["unscored"]) == 1 else "seeds"
         yield (

@@ -10,6 +10,7 @@ from isoattn.ablate.report.blocks import Block, Bullets, Chart, Heading, Table, 
 from isoattn.ablate.report.wording import (
     NONE,
     Scale,
+    at_level,
     capital,
     level_text,
     p_text,
@@ -286,10 +287,7 @@ def places_of(rows: Sequence[Data]) -> str:
     arms: dict[str, list[str]] = {}
     for row in rows:
         arms.setdefault(row["level"], []).append(row["arm"])
-    return "; ".join(
-        ", ".join(names) + ("" if level == "all" else f" ({level_text(level)})")
-        for level, names in arms.items()
-    )
+    return "; ".join(", ".join(names) + at_level(level) for level, names in arms.items())
 
 
 def group_of(row: Data) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from isoattn.ablate.statistics import SignFlip
-from isoattn.ablate.study import Metric, Study
+from isoattn.ablate.study import ALL_LEVELS, Metric, Study
 from isoattn.ablate.verdict import ALPHA, Comparison
 
 FRACTIONS = ("accuracy", "acc", "precision", "recall", "f1", "auc", "auroc", "ap", "map", "top1")
@@ -134,6 +134,11 @@ def rate_text(rate: float | None) -> str:
         return NONE
     mantissa, exponent = f"{rate:.2e}".split("e")
     return f"{float(mantissa):g}e{int(exponent)}".replace("e0", "")
+
+
+def at_level(level: str) -> str:
+    """`` (lpi=off)`` behind a name; nothing where it is of every level."""
+    return "" if level == ALL_LEVELS else f" ({level_text(level)})"
 
 
 def level_text(level: str) -> str:
