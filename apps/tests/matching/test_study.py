@@ -58,7 +58,7 @@ def built(*options):
     )
 
 
-def test_a_study_swaps_one_place_at_a_time(tmp_path, monkeypatch):
+def test_a_study_swaps_one_place_at_a_time(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(yaml.safe_dump(STUDY))
     assert main(["ablate", "run", "study.yaml", "--jobs=1", "--tracker=none"]) == 0
@@ -102,6 +102,33 @@ def test_a_study_swaps_one_place_at_a_time(tmp_path, monkeypatch):
     assert again["same_run"] == ""
     for key in ("metrics", "curve", "batch_hashes", "init_hash", "strata", "swapped"):
         assert again[key] == shared[key], key
+    # A study that has runs in common with it takes them over when it is told where they are.
+    self_alone = {**SMALL, **STUDY["factors"]["swapped"]["self"]}
+    other = {**STUDY, "name": "later", "overrides": self_alone, "factors": {}}
+    Path("later.yaml").write_text(yaml.safe_dump(other))
+    run = ["ablate", "run", "later.yaml", "--jobs=1", "--tracker=none", "--reuse"]
+    assert main([*run, "nowhere"]) == 2 and not Path("runs/ablate/later-full").exists()
+    assert main([*run, str(folder)]) == 0
+    later = [
+        json.loads(p.read_text()) for p in Path("runs/ablate/later-full").glob("cells/*/cell.json")
+    ]
+    assert len(later) == 3
+    for cell in later:
+        of_before, _, name = cell["same_run"].partition("/")
+        twin = json.loads((folder / "cells" / name / "cell.json").read_text())
+        assert of_before == "cells-full" and twin["arm"] == cell["arm"]
+        assert twin["batch_hashes"] == cell["batch_hashes"] and twin["curve"] == cell["curve"]
+    report = Path("runs/ablate/later-full/report.md").read_text()
+    assert (
+        "3 of the cells are the very run of a cell of the same arm in the study cells-full"
+        in report
+    )
+    registered = json.loads((folder / "registered.json").read_text())
+    registered["environment"]["packages"]["torch"] = "1.0"
+    (folder / "registered.json").write_text(json.dumps(registered))
+    capsys.readouterr()
+    assert main([*run, str(folder)]) == 2
+    assert "trained with other software" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--project", default="isoattn", help="W&B project")
     run.add_argument("--amend", action="store_true", help="go on with a changed study file")
+    run.add_argument(
+        "--reuse",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="another study's folder: runs of an arm that are the same there are not trained again",
+    )
     run.set_defaults(verb=_run)
     report = verbs.add_parser("report", parents=[common], help="write the report of what is there")
     report.set_defaults(verb=_report)
@@ -222,7 +230,12 @@ def _run(options: Any) -> int:
     if options.jobs < 1 or options.threads < 1:
         raise UserError("--jobs and --threads must be at least 1.")
     settings = RunSettings(
-        options.jobs, options.threads, options.tracker, options.project, options.amend
+        options.jobs,
+        options.threads,
+        options.tracker,
+        options.project,
+        options.amend,
+        tuple(options.reuse),
     )
     engine = Engine(study, folder, settings)
     with _resumable():

@@ -20,6 +20,7 @@ from isoattn.ablate.pool import Job, run_jobs
 from isoattn.ablate.progress import Speaker
 from isoattn.ablate.records import CellResult, StudyResults
 from isoattn.ablate.results import as_baselines, as_costs, as_lines, load_results
+from isoattn.ablate.same_run import check_reuse
 from isoattn.ablate.selection import edges, next_rates
 from isoattn.ablate.study import ALL_LEVELS, Study, StudyError, level_name
 from isoattn.apps.base.files import write_atomic, write_json
@@ -40,6 +41,8 @@ class RunSettings:
         tracker: for every cell.
         project: W&B project.
         amend: accept that the study file was changed after the first cell; listed in the report.
+        reuse: folders of other studies, whose ended cells are taken over where they are the same
+            run of the same arm.
     """
 
     jobs: int = 2
@@ -47,6 +50,7 @@ class RunSettings:
     tracker: str = "auto"
     project: str = "isoattn"
     amend: bool = False
+    reuse: tuple[Path, ...] = ()
 
 
 class Engine:
@@ -78,6 +82,8 @@ class Engine:
         Raises:
             StudyError: arms differ in more than the attention, or the study was changed.
         """
+        for other in self.settings.reuse:
+            check_reuse(other)
         self.register()
         for leftovers in (self.folder, self.folder / "figures"):
             remove_partial_files(leftovers)
@@ -171,7 +177,7 @@ class Engine:
             folder = self.cell_folder(cell)
             write_cell(cell, folder)
             options = (*self._options(), *self._identity(cell))
-            jobs.append(Job(folder, self.study.app, self._unasked, options))
+            jobs.append(Job(folder, self.study.app, self._unasked, options, self.settings.reuse))
         done = {job.folder for job in jobs if read_record(job.folder) is not None}
         results: list[CellResult] = []
         with self.speaker.progress(phase, len(cells), len(done)) as advance:

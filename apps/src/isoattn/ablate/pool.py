@@ -29,12 +29,13 @@ _GRACE = 10.0
 
 @dataclass(frozen=True)
 class Job:
-    """A cell to run: its folder, its app, and the options of its run."""
+    """A cell to run: its folder, its app, the options of its run, other studies to look in."""
 
     folder: Path
     app: str
     controls: tuple[str, ...]
     options: tuple[str, ...]
+    reuse: tuple[Path, ...] = ()
 
 
 def run_jobs(
@@ -116,7 +117,7 @@ class _Pool:
         if read_record(job.folder) is not None or held(job.folder):
             self._settle(job, _PAUSE)
             return
-        arguments = (job.folder, job.app, job.controls, list(job.options))
+        arguments = (job.folder, job.app, job.controls, list(job.options), job.reuse)
         process: BaseProcess = self._context.Process(target=run_cell, args=arguments)
         try:
             process.start()

@@ -43,7 +43,8 @@ class CellResult:
         tuned: how it was trained further with each of them and with its own attention; scored as
             ``test/accuracy@ARM+tuned``. Empty: it was not.
         strata: stratum -> group -> test scores of the items in it, ``items`` among them: how many.
-        same_run: id of the cell, at other levels, whose training this is; empty: its own.
+        same_run: id of the cell, at other levels or (STUDY FOLDER/id) of another study, whose
+            training this is; empty: its own.
     """
 
     cell: str

@@ -7,6 +7,7 @@ measured in seconds lies under the keys ``costs`` and ``timing``.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -95,7 +96,9 @@ def summarise(study: Study, results: StudyResults) -> Data:
             ],
             "items": per_item(study, verdicts.comparisons, runs),
             "parameters": parameters(study, cells),
-            "same_runs": sum(bool(cell.same_run) for cell in results.cells),
+            "same_runs": Counter(
+                cell.same_run.rpartition("/")[0] for cell in results.cells if cell.same_run
+            ),
             "baselines": _baselines(study, results, rows),
             "deviations": list(results.deviations),
             "gate_failures": list(results.gate_failures),

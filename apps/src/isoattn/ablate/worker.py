@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from isoattn.ablate.cells import attempts, crashes, note, read_config, read_reco
 from isoattn.ablate.domain import Scores, study_app
 from isoattn.ablate.fine_tune import fine_tuned
 from isoattn.ablate.records import CellResult, Strata
-from isoattn.ablate.same_run import ended_twin, take_over
+from isoattn.ablate.same_run import ended_twin, take_over, twin_name
 from isoattn.apps.base.checkpoints import last_good
 from isoattn.apps.base.files import read_json
 from isoattn.apps.base.metrics_log import read_metrics
@@ -71,7 +71,13 @@ def end_with_parent(grace: float = 10.0) -> None:
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
 
 
-def run_cell(folder: Path, app_name: str, controls: tuple[str, ...], options: list[str]) -> None:
+def run_cell(
+    folder: Path,
+    app_name: str,
+    controls: tuple[str, ...],
+    options: list[str],
+    reuse: Sequence[Path] = (),
+) -> None:
     """Run a planned cell to its record; ends the process with BUSY, DONE or CRASHED.
 
     Args:
@@ -79,6 +85,7 @@ def run_cell(folder: Path, app_name: str, controls: tuple[str, ...], options: li
         app_name: the app that trains it.
         controls: arms of which it is not asked whether their attention is used.
         options: arguments for this run (tracker and its id, group, tags).
+        reuse: folders of other studies, whose ended cells may be this very run.
     """
     # Ctrl-C reaches every process of a terminal; the study decides, and ends its cells itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -93,7 +100,7 @@ def run_cell(folder: Path, app_name: str, controls: tuple[str, ...], options: li
             os.dup2(log.fileno(), 2)
             note(folder, "attempts.log", str(os.getpid()))
             try:
-                _train_and_record(folder, app_name, controls, options)
+                _train_and_record(folder, app_name, controls, options, reuse)
             except BaseException:
                 traceback.print_exc(file=log)
                 sys.exit(CRASHED)
@@ -101,7 +108,11 @@ def run_cell(folder: Path, app_name: str, controls: tuple[str, ...], options: li
 
 
 def _train_and_record(
-    folder: Path, app_name: str, controls: tuple[str, ...], options: list[str]
+    folder: Path,
+    app_name: str,
+    controls: tuple[str, ...],
+    options: list[str],
+    reuse: Sequence[Path],
 ) -> None:
     import torch
 
@@ -117,7 +128,7 @@ def _train_and_record(
     if good is not None:
         argv += ["--ckpt_path", str(good)]
     _outcome(folder)
-    twin = ended_twin(app, plan, folder) if good is None else None
+    twin = ended_twin(app, plan, folder, reuse) if good is None else None
     if twin is None:
         status, built = app.train(argv)
     else:
@@ -135,7 +146,7 @@ def _train_and_record(
             swaps=plan.get("swaps", {}),
         )
         record = _record(plan, outcome, folder, "done", scores)
-        record = replace(record, same_run=twin.name if twin else "")
+        record = replace(record, same_run=twin_name(twin, folder) if twin else "")
         if plan.get("fine_tune") and plan["stage"] == "confirm" and record.status == "done":
             tuned = fine_tuned(app, plan, folder, modules)
             metrics = {**record.metrics, **tuned}

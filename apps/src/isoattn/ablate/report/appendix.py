@@ -257,8 +257,7 @@ def origin(summary: Data, differences: str) -> list[Block]:
         blocks += [Text("To run it again:"), Listing(str(command))]
     same = summary["same_runs"]
     if same:
-        text = f"{same} of the cells are the very run of another level, which sets nothing that "
-        blocks.append(Text(text + "touches their arm: trained once, scored at each level.", "note"))
+        blocks.append(Text(_same_runs(same), "note"))
     blocks.append(
         Text(
             "Every cell is in cells.csv, every number of this page in summary.json. The rules are "
@@ -267,6 +266,23 @@ def origin(summary: Data, differences: str) -> list[Block]:
         )
     )
     return blocks
+
+
+def _same_runs(same: Mapping[str, int]) -> str:
+    """Which cells were not trained for this place of this study."""
+    sentences = []
+    if "" in same:
+        sentences.append(
+            f"{same['']} of the cells are the very run of another level, which sets nothing that "
+            "touches their arm: trained once, scored at each level."
+        )
+    for study, count in sorted(same.items()):
+        if study:
+            sentences.append(
+                f"{count} of the cells are the very run of a cell of the same arm in the study "
+                f"{study}: trained there, scored here."
+            )
+    return " ".join(sentences)
 
 
 def _flat(value: Any) -> str:
