@@ -299,6 +299,18 @@ def test_the_chosen_rate_and_diverged_runs_are_marked(tmp_path: Path) -> None:
     assert re.search(r"\| Linear \| 1e-2 \|.*\| 2 \| inside \|", table)
 
 
+def test_a_study_of_one_epoch_has_no_learning_curves(tmp_path: Path) -> None:
+    study, results = smoke()
+    for epochs in (1, 2):
+        cells = [change(cell, curve=cell.curve[:epochs]) for cell in results.cells]
+        paths = write_report(
+            study, dataclasses.replace(results, cells=cells), tmp_path / f"{epochs}"
+        )
+        drawn = (tmp_path / f"{epochs}" / "figures" / "learning_curves.svg").exists()
+        headed = "Learning curves" in paths.markdown.read_text(encoding="utf-8")
+        assert (drawn, headed) == (epochs == 2, epochs == 2)
+
+
 def test_more_than_two_percent_of_parameters_are_flagged(tmp_path: Path) -> None:
     study, results = spoiled(lambda c: change(c, parameters=170_000) if c.arm == "Linear" else c)
     text = write_report(study, results, tmp_path / "a").markdown.read_text(encoding="utf-8")

@@ -50,18 +50,21 @@ def rate_chart(summary: Data, scale: Scale) -> str | None:
 
 
 def learning_chart(summary: Data, scale: Scale) -> str | None:
-    """Validation metric over epochs: mean over seeds, band of one SD to either side."""
+    """Validation metric over epochs: mean over seeds, band of one SD to either side.
+
+    None where no run was validated twice: a point is no curve.
+    """
     levels = _levels(summary, summary["curves"])
-    if not levels:
+    lines: dict[str, list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]] = {}
+    for curve in summary["curves"]:
+        x, mean, sd = _over_seeds(curve["seeds"], scale)
+        lines.setdefault(curve["level"], []).append((curve["arm"], x, mean, sd))
+    every = [line for group in lines.values() for line in group]
+    if all(len(x) < 2 for _, x, _, _ in every):
         return None
     with style.chart_style():
         styles = style.arm_styles(summary)
         figure, panels = style.facets(len(levels), 3.0)
-        lines: dict[str, list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]] = {}
-        for curve in summary["curves"]:
-            x, mean, sd = _over_seeds(curve["seeds"], scale)
-            lines.setdefault(curve["level"], []).append((curve["arm"], x, mean, sd))
-        every = [line for group in lines.values() for line in group]
         panels[0].set_ylim(
             *_limits(v for _, _, mean, sd in every for v in (*(mean - sd), *(mean + sd)))
         )
