@@ -137,6 +137,9 @@ def test_the_study_s_own_size_is_where_the_attention_sees_as_many_tokens() -> No
     squares = tuple((size // 10) ** 2 for size in SIZES)  # the side of an image against its tokens
     assert own_size(table_of(steps, tokens=squares, own=100**2)) == pytest.approx(1000)
     assert own_size(table_of(steps, tokens=squares, own=30**2)) == pytest.approx(300)
+    sizes = sorted(table_of(steps, tokens=squares).tokens)
+    for size, tokens in zip(sizes, squares, strict=True):  # measured: that very size, to the bit
+        assert own_size(table_of(steps, tokens=squares, own=tokens)) == size
     assert own_size(table_of(steps, tokens=squares, own=2**2)) == pytest.approx(20)  # continued
     assert own_size(table_of(steps, tokens=(49, 49, 49), own=49)) == 100
     assert own_size(table_of(steps, tokens=(49, 49, 49), own=50)) is None

@@ -79,9 +79,12 @@ def own_size(table: CostTable) -> float | None:
         return None
     if all(size == tokens for size, tokens in points):
         return float(wanted)
+    measured = next((float(size) for size, tokens in points if tokens == wanted), None)
+    if measured is not None:
+        return measured
     spans = [pair for pair in pairwise(sorted(points)) if pair[0][1] < pair[1][1]]
     if not spans:
-        return next((float(size) for size, tokens in points if tokens == wanted), None)
+        return None
     (a, low), (b, high) = next((s for s in spans if wanted <= s[1][1]), spans[-1])
     share = math.log(wanted / low) / math.log(high / low)
     return math.exp(math.log(a) + share * math.log(b / a))
